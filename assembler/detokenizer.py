@@ -1,0 +1,190 @@
+"""Ids to text as they come: whole characters only, cut at stop strings, text and ids in step."""
+
+import codecs
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from assembler.tokenizer import TokenIds, Tokenizer
+from assembler.vocabulary import Joining, Vocabulary
+
+REPLACEMENT: Final = "\ufffd"
+# Enough of the prompt to decide what the answer's first tokens look like beside it.
+PROMPT_TAIL: Final = 6
+
+_EACH_BYTE: Final = "hermes.each_byte"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+# As `tokenizers` does with broken runs of byte pieces; byte-level tokenizers give one mark for the whole break.
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
+
+
+class Detokenizer(Protocol):
+    """Turns one sample's tokens into text, each token once and in order."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is whole now; empty while a character is still open."""
+
+    def flush(self) -> str:
+        """What is left at the end; an open character becomes U+FFFD."""
+
+
+def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], hidden: Collection[int]) -> Detokenizer:
+    """A detokenizer for one sample after the prompt. hidden: ids that have no text, besides the control tokens."""
+    if tokenizer.vocabulary.joining is Joining.CONTEXT:
+        return _WindowDetokenizer(tokenizer, prompt[-PROMPT_TAIL:], hidden)
+    return _ByteDetokenizer(tokenizer.vocabulary, hidden)
+
+
+class _ByteDetokenizer:
+    """For vocabularies whose tokens are bytes: a table and an incremental UTF-8 decoder."""
+
+    def __init__(self, vocabulary: Vocabulary, hidden: Collection[int]) -> None:
+        self._bytes_of = vocabulary.bytes_of
+        self._special_ids = vocabulary.special_ids
+        self._hidden = hidden
+        errors = "replace" if vocabulary.joining is Joining.BYTES else _EACH_BYTE
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors).decode
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._special_ids or token_id in self._hidden:
+            return ""
+        return self._decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class _WindowDetokenizer:
+    """For tokens whose text depends on their neighbours: decode a window of them, with and without the new ones."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], hidden: Collection[int]) -> None:
+        self._decode = tokenizer.decode_shown
+        self._hidden = hidden
+        self._window = list(prompt_tail)
+        self._given = len(self._window)  # the text of so many of the window's ids has been given out
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
+        self._window.append(token_id)
+        text = self._new_text()
+        # A mark at the end may be a character whose other bytes are still to come.
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        del self._window[: self._given]
+        self._given = len(self._window)
+        return text
+
+    def flush(self) -> str:
+        return self._new_text()
+
+    def _new_text(self) -> str:
+        before = self._decode(self._window[: self._given])
+        return self._decode(self._window)[len(before) :]
+
+
+class StopMatcher:
+    """Finds stop strings in text that comes in pieces.
+
+    Holds back no more than the longest tail that can still become a stop string. The match is the one that ends first,
+    and of those the longest, so that it does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Iterable[str], *, include_stop: bool) -> None:
+        """stops: not empty strings. include_stop: a matched stop string stays in the text."""
+        self._stops = tuple(stops)
+        self._include_stop = include_stop
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+
+    def feed(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
+        """Text to give out, and the stop string that the piece completed. Nothing is matched while not armed."""
+        if not self._stops:
+            return piece, None
+        text, known = self._held + piece, len(self._held)
+        if armed and (match := self._first_match(text, known)) is not None:
+            end, stop = match
+            self._held = ""
+            return text[: end if self._include_stop else end - len(stop)], stop
+        held = self._open_tail(text)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
+
+    def release(self) -> str:
+        """The text held back, at the end."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str, known: int) -> tuple[int, str] | None:
+        """End and text of the first stop string that ends behind the first `known` characters."""
+        ends = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, known + 1 - len(stop)))
+            if at >= 0:
+                ends.append((at + len(stop), -len(stop), stop))
+        if not ends:
+            return None
+        end, _, stop = min(ends)
+        return end, stop
+
+    def _open_tail(self, text: str) -> int:
+        """Length of the longest end of the text that some stop string begins with, and goes on from."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            tail = text[-length:]
+            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class Piece(NamedTuple):
+    """New text of a sample, how many of the pushed tokens belong to it, and the stop string that ended the sample."""
+
+    text: str
+    tokens: int
+    stop: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """stops: strings that end a sample; include_stop keeps them in its text.
+    min_tokens: none of them counts before the sample has this many tokens.
+    hidden: token ids that have no text, besides the control tokens.
+    """
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    hidden: frozenset[int] = frozenset()
+
+
+class SampleText:
+    """The text of one sample, as its tokens come."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenIds, rule: StopRule) -> None:
+        self._detokenizer = detokenizer(tokenizer, prompt, rule.hidden)
+        self._matcher = StopMatcher(rule.stops, include_stop=rule.include_stop)
+        self._min_tokens = rule.min_tokens
+        self._tokens = 0
+
+    def push(self, token_ids: Iterable[int]) -> Piece:
+        """Takes the next tokens; those behind one that completed a stop string do not count."""
+        texts: list[str] = []
+        for place, token_id in enumerate(token_ids, start=1):
+            self._tokens += 1
+            text, stop = self._matcher.feed(self._detokenizer.push(token_id), armed=self._tokens >= self._min_tokens)
+            texts.append(text)
+            if stop is not None:
+                return Piece("".join(texts), place, stop)
+        return Piece("".join(texts), len(texts), None)
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come. A stop string can no longer be completed by a whole character."""
+        text, _ = self._matcher.feed(self._detokenizer.flush(), armed=False)
+        return text + self._matcher.release()

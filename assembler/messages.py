@@ -1,0 +1,136 @@
+"""A caller's chat as one canonical conversation: roles, content, validation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Literal
+
+from hermes.v1 import assembler_pb2, types_pb2
+from shared.errors import invalid_argument, unimplemented
+
+UnknownRole = Literal["error", "user"]
+
+
+class Role(StrEnum):
+    """The roles that templates know."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+_ALIASES: Final[Mapping[Role, tuple[str, ...]]] = {
+    Role.SYSTEM: ("system_prompt", "developer", "instruction", "instructions"),
+    Role.USER: ("human", "prompter"),
+    Role.ASSISTANT: ("bot", "ai", "model", "gpt"),
+    Role.TOOL: ("function", "tool_result", "observation", "ipython"),
+}
+
+
+def _squashed(role: str) -> str:
+    """The role without case, spaces and the marks that people put in place of spaces."""
+    return "".join(character for character in role.casefold() if not character.isspace() and character not in "_-")
+
+
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {_squashed(name): role for role, aliases in _ALIASES.items() for name in (role, *aliases)}
+)
+_KNOWN_ROLES: Final = ", ".join(f"{role} ({', '.join(aliases)})" for role, aliases in _ALIASES.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message in canonical form. What the caller left out is None, but content, which is then empty."""
+
+    role: Role
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages as they came, in order; never empty."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def characters(self) -> int:
+        """Characters of all the caller's text: how much work rendering and encoding will be."""
+        return sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+
+
+def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversation:
+    """The conversation of a chat.
+
+    Raises HermesError: NO_MESSAGES, UNKNOWN_ROLE, CONTENT_CONFLICT, EMPTY_CONTENT_PART, or NOT_SUPPORTED_YET for tools.
+    """
+    if chat.tools:
+        raise unimplemented(
+            "NOT_SUPPORTED_YET", "This server does not render tools yet: send the chat without tools.", field="tools"
+        )
+    if not chat.messages:
+        raise invalid_argument("NO_MESSAGES", "The chat has no messages: send at least one.", field="messages")
+    return Conversation(
+        tuple(_message(index, message, unknown_role) for index, message in enumerate(chat.messages)),
+    )
+
+
+def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
+    if message.tool_calls:
+        raise unimplemented(
+            "NOT_SUPPORTED_YET",
+            f"Message {index} has tool calls, which this server does not render yet: send it without them.",
+            field="tool_calls",
+            message_index=str(index),
+        )
+    return Message(
+        role=_role(index, message.role, unknown_role),
+        content=_content(index, message),
+        name=message.name if message.HasField("name") else None,
+        tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
+        reasoning=message.reasoning if message.HasField("reasoning") else None,
+    )
+
+
+def _role(index: int, role: str, unknown_role: UnknownRole) -> Role:
+    known = _ROLES.get(_squashed(role))
+    if known is not None:
+        return known
+    if unknown_role == "user":
+        return Role.USER
+    raise invalid_argument(
+        "UNKNOWN_ROLE",
+        f"Message {index} has the unknown role {role[:_QUOTED_CHARACTERS]!r}. Known roles, with their aliases: "
+        f"{_KNOWN_ROLES}.",
+        message_index=str(index),
+        role=role,
+    )
+
+
+# Enough to recognise a mistyped role by.
+_QUOTED_CHARACTERS: Final = 60
+
+
+def _content(index: int, message: types_pb2.Message) -> str:
+    if not message.content_parts:
+        return message.content
+    if message.HasField("content"):
+        raise invalid_argument(
+            "CONTENT_CONFLICT",
+            f"Message {index} has both content and content_parts: send one of them.",
+            message_index=str(index),
+        )
+    for place, part in enumerate(message.content_parts):
+        if part.WhichOneof("part") is None:
+            raise invalid_argument(
+                "EMPTY_CONTENT_PART",
+                f"Part {place} of message {index} holds nothing that this server knows: send text.",
+                message_index=str(index),
+                part_index=str(place),
+            )
+    # Joined by nothing: the prompt has no character that neither the caller nor the template wrote.
+    return "".join(part.text for part in message.content_parts)

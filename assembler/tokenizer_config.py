@@ -1,0 +1,152 @@
+"""What a model directory says about its tokenizer and chat template beside tokenizer.json."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from shared.errors import StartupError
+
+NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# Named tokens that transformers 5.24's tokenizer classes bring when tokenizer_config.json has none, for the classes
+# that chat models are shipped with. `…Fast` is the same class.
+_CLASS_DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "CodeGenTokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+    "CodeLlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "CohereTokenizer": {
+        "bos_token": "<BOS_TOKEN>",
+        "eos_token": "<|END_OF_TURN_TOKEN|>",
+        "unk_token": "<UNK>",
+        "sep_token": "<SEP>",
+        "pad_token": "<PAD>",
+        "cls_token": "<CLS>",
+        "mask_token": "<MASK_TOKEN>",
+    },
+    "GemmaTokenizer": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "GPT2Tokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+    "GPTNeoXTokenizer": {
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|padding|>",
+    },
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in the text as it stands, before the model's own splitting.
+
+    special: not shown as text; the other flags are those of `tokenizers`.
+    """
+
+    content: str
+    special: bool = True
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """named: special tokens by the names that templates know them by, such as bos_token.
+    added: tokens that have to be in the tokenizer, also where tokenizer.json lacks them, in the order of their ids.
+    chat_template: the model's Jinja source, None when it has none.
+    """
+
+    named: Mapping[str, str]
+    added: tuple[AddedToken, ...]
+    chat_template: str | None
+
+
+def load(directory: Path) -> TokenizerConfig:
+    """Reads tokenizer_config.json, its older companions and the template files. Raises StartupError."""
+    config = _json_object(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        # Before tokenizer_config.json listed the added tokens, this file had the last word on special ones.
+        config |= _json_object(directory / "special_tokens_map.json")
+    named = _class_defaults(config) | {
+        name: _content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None
+    }
+    return TokenizerConfig(MappingProxyType(named), tuple(_added(config, named)), _chat_template(directory, config))
+
+
+def read_json(path: Path) -> Any:
+    """The file's JSON. Raises StartupError."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"Cannot read {path} ({error.strerror}): check the model directory.") from error
+    except ValueError as error:
+        raise StartupError(f"{path} is not valid JSON ({error}): prepare the model again.") from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    value = read_json(path) if path.exists() else {}
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} does not hold a JSON object: prepare the model again.")
+    return value
+
+
+def _class_defaults(config: Mapping[str, Any]) -> dict[str, str]:
+    name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
+    return dict(_CLASS_DEFAULTS.get(name, {}))
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _token(token: str | Mapping[str, Any], *, special: bool) -> AddedToken:
+    flags: Mapping[str, Any] = {} if isinstance(token, str) else token
+    return AddedToken(
+        _content(token),
+        special=special,
+        single_word=bool(flags.get("single_word")),
+        lstrip=bool(flags.get("lstrip")),
+        rstrip=bool(flags.get("rstrip")),
+        normalized=bool(flags.get("normalized", not special)),
+    )
+
+
+def _added(config: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[AddedToken]:
+    """Every token that the config declares, once, in the order in which transformers adds them."""
+    seen: set[str] = set()
+    names = set(named.values())
+    listed = config.get("added_tokens_decoder") or {}
+    for token_id in sorted(listed, key=int):
+        token = listed[token_id]
+        seen.add(_content(token))
+        yield _token(token, special=bool(token.get("special")) or _content(token) in names)
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    own = [value for key, value in config.items() if key.endswith("_token") and key not in NAMED_TOKENS]
+    declared = [config[name] for name in NAMED_TOKENS if config.get(name) is not None]
+    declared += [token for token in own if isinstance(token, str | Mapping)]
+    declared += extra.values() if isinstance(extra, Mapping) else extra
+    for token in declared:
+        if _content(token) not in seen:
+            seen.add(_content(token))
+            yield _token(token, special=True)
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several under names; "default" is the one for plain chats
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template if isinstance(template, str) else None

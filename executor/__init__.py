@@ -1,0 +1,1 @@
+"""The service that owns the model, the prefix KV tree and decoding."""

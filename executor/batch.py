@@ -1,0 +1,160 @@
+"""One step as tensors: the packed tokens of all its sequences, and the plan by which their attention is carried out.
+
+The plan cuts each sequence's keys into stretches. A run of tree nodes on which several decoding sequences stand is
+attended once, with all their queries in one call; what is a sequence's own is one call more. A stretch whose blocks
+lie side by side in the pool is read where it lies, any other is gathered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor.attention import AttentionCall, AttentionPlan
+from executor.requests import Sequence
+
+if TYPE_CHECKING:
+    from executor.kv.node import Node
+
+Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+# A run is attended once for all when that saves reading this many keys: a call and a join cost about as much.
+_WORTH_SHARING_KEYS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sequence does in a step: its tokens from `start` on, `count` of them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last token that runs."""
+        return self.start + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last of all its tokens runs, so that the next one can be chosen."""
+        return self.end == len(self.sequence.tokens)
+
+
+class Batch(NamedTuple):
+    """One step, ready for the model."""
+
+    token_ids: Tensor
+    """`[1, T]` int64."""
+    positions: Tensor
+    """`[1, T]` int64: each token's place in its own sequence."""
+    sampled_rows: Tensor
+    """`[S]` int64: the rows of T whose logits are wanted, in the order of the works that sample."""
+    plan: AttentionPlan
+
+
+class SharedRun(NamedTuple):
+    """Blocks `[first, last)` of the paths of several works, the same nodes in each."""
+
+    works: tuple[int, ...]
+    first: int
+    last: int
+
+
+def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.dtype) -> Batch:
+    """Lays the works out one behind the other and plans their attention."""
+    if not works:
+        raise ValueError("a step needs work")
+    tables = [np.asarray(work.sequence.held.table, dtype=np.int64) for work in works]
+    ends = np.cumsum([work.count for work in works])
+    token_ids = np.concatenate([np.asarray(w.sequence.tokens[w.start : w.end], dtype=np.int64) for w in works])
+    positions = np.concatenate([np.arange(w.start, w.end, dtype=np.int64) for w in works])
+    slots = np.concatenate([_slots(table, w.start, w.end, block_size) for w, table in zip(works, tables, strict=True)])
+    sampled = [int(end) - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+
+    decodes = {i: work.sequence.held.path for i, work in enumerate(works) if work.count == 1}
+    runs = list(shared_runs(decodes, block_size))
+    covered: defaultdict[int, int] = defaultdict(int)  # keys of each work that a shared run has read
+    for run in runs:
+        for i in run.works:
+            covered[i] = run.last * block_size
+
+    own = []
+    for i, (work, end, table) in enumerate(zip(works, ends, tables, strict=True)):
+        keys = stretch(_slots(table, covered[i], work.end, block_size), device)
+        rows = slice(int(end) - work.count, int(end))
+        own.append(_own_call(rows, keys, work, device, dtype))
+    shared = [
+        AttentionCall(
+            rows=torch.tensor([int(ends[i]) - 1 for i in run.works], device=device),
+            slots=stretch(
+                _slots(tables[run.works[0]], run.first * block_size, run.last * block_size, block_size), device
+            ),
+        )
+        for run in runs
+    ]
+    return Batch(
+        token_ids=torch.from_numpy(token_ids).to(device)[None],
+        positions=torch.from_numpy(positions).to(device)[None],
+        sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
+        plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared),
+    )
+
+
+def shared_runs(paths: Mapping[int, Rows[Node]], block_size: int) -> Iterator[SharedRun]:
+    """Finds the runs of nodes that are worth attending once, walking down the tree from the groups that part in it.
+
+    `paths` are the tree nodes that each work's sequence stands on, root first. The runs of one work never overlap, and
+    come in order without gaps.
+    """
+    groups = [(list(paths), 0)] if paths else []
+    while groups:
+        members, first = groups.pop()
+        last = _parting([paths[i] for i in members], first)
+        pays = (last - first) * block_size * (len(members) - 1) >= _WORTH_SHARING_KEYS
+        if pays:
+            yield SharedRun(tuple(members), first, last)
+        parted: defaultdict[int, list[int]] = defaultdict(list)
+        for i in members:
+            if last < len(paths[i]):
+                parted[id(paths[i][last])].append(i)
+        groups += [(group, last if pays else first) for group in parted.values() if len(group) > 1]
+
+
+def _parting(paths: Rows[Rows[Node]], first: int) -> int:
+    """Where paths that agree up to `first` part, or the first of them ends."""
+    one, shortest = paths[0], min(map(len, paths))
+    last = first
+    while last < shortest and all(path[last] is one[last] for path in paths):
+        last += 1
+    return last
+
+
+def stretch(slots: Slots, device: torch.device) -> slice | Tensor:
+    """The keys at `slots`: a slice where they lie side by side, else an index to gather by."""
+    if slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return torch.from_numpy(slots).to(device)
+
+
+def _own_call(rows: slice, keys: slice | Tensor, work: Work, device: torch.device, dtype: torch.dtype) -> AttentionCall:
+    if work.count == 1:
+        return AttentionCall(rows, keys)
+    if work.start == 0:
+        return AttentionCall(rows, keys, causal=True)
+    # The kernels' own causal mask starts at the top left, which is wrong for a chunk that goes on.
+    mask = torch.full((work.count, work.end), float("-inf"), dtype=dtype, device=device).triu_(work.start + 1)
+    return AttentionCall(rows, keys, mask=mask)
+
+
+def _slots(table: Slots, start: int, end: int, block_size: int) -> Slots:
+    """The pool rows of positions `[start, end)`."""
+    positions = np.arange(start, end, dtype=np.int64)
+    return table[positions // block_size] * block_size + positions % block_size

@@ -1,0 +1,64 @@
+"""Proofs that pool, tree and sequences agree. They read everything, so they are for tests and for an engine at rest."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+from executor.kv.node import Node
+from executor.kv.pool import BlockPool, BlockState, IntegrityError
+from executor.kv.sequence import SequenceBlocks
+from executor.kv.tree import PrefixTree
+
+
+def check_tree(tree: PrefixTree, pool: BlockPool) -> None:
+    """Proves what the head of tree.py says, and that the tree's counts are true. Raises IntegrityError."""
+    nodes = list(tree.walk())
+    for node in nodes:
+        _check_node(node, pool.block_size)
+    blocks = [node.block for node in nodes]
+    _require(len(set(blocks)) == len(blocks), "two nodes hold the same block")
+    _require(set(blocks) == pool.blocks_in_state(BlockState.TREE), "the pool lists other blocks as the tree's")
+    _require(tree.nodes == len(nodes), f"{len(nodes)} nodes, counted as {tree.nodes}")
+    _require(tree.tokens == sum(len(node.tokens) for node in nodes), "the count of tokens is wrong")
+    _require(tree.referenced == sum(node.references > 0 for node in nodes), "the count of read nodes is wrong")
+    _require(tree.held == Counter(node.root.scope.namespace for node in nodes), "blocks by namespace are miscounted")
+    for root in tree.roots():
+        _require(bool(root.children or root.references), "an empty root was kept")
+        _require(root.anonymous or tree.find(root.scope) is root, "a root is not found under its scope")
+
+
+def check_references(tree: PrefixTree, pool: BlockPool, sequences: Iterable[SequenceBlocks]) -> None:
+    """Proves that references and private blocks are exactly what the open sequences hold. Raises IntegrityError."""
+    readers: Counter[Node] = Counter()
+    private: Counter[int] = Counter()
+    for sequence in sequences:
+        shared = sequence.table[: sequence.shared]
+        _require(shared == [node.block for node in sequence.path], "a table and its path name other blocks")
+        readers.update(sequence.path)
+        private.update(sequence.table[sequence.shared :])
+    for node in tree.walk():
+        _require(node.references == readers.pop(node, 0), f"the node at {node.start} is read by others than it counts")
+    _require(not readers, "a sequence reads a node that left the tree")
+    _require(all(holders == 1 for holders in private.values()), "two sequences write one block")
+    _require(set(private) == pool.blocks_in_state(BlockState.PRIVATE), "a private block belongs to no sequence")
+
+
+def _check_node(node: Node, block_size: int) -> None:
+    parent = node.parent
+    if parent is None:
+        raise IntegrityError(f"the node at {node.start} is listed by a parent that it does not know")
+    _require(node in parent.children and node.root is parent.root, "a child and its parent do not agree")
+    _require(node.start == parent.end, f"the node at {node.start} does not follow its parent")
+    _require(0 < len(node.tokens) <= block_size, f"the node at {node.start} holds {len(node.tokens)} tokens")
+    _require(len(node.tokens) == block_size or not node.children, "a partial node has children")
+    _require(all(left.tokens < right.tokens for left, right in pairwise(node.children)), "siblings are out of order")
+    _require(not node.root.anonymous or node.references > 0, "an anonymous node is kept without readers")
+    if parent is not node.root:
+        _require(parent.references >= node.references, f"the node at {node.start} has more readers than its parent")
+        idle = not parent.references
+        _require(not idle or parent.last_use >= node.last_use, f"the node at {node.start} was used after its parent")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise IntegrityError(otherwise)

@@ -1,0 +1,62 @@
+"""How much memory the KV pool gets."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from executor.kv.cache import KVCache
+from executor.kv.eviction import KVLimits
+from executor.kv.pool import BlockPool, KVLayout, auto_block_size
+from shared.config import ExecutorSettings, memory_bytes
+from shared.errors import StartupError
+
+_LEAST_BLOCKS = 8  # below this a pool serves no conversation, and the setting is surely a slip
+
+
+def build_cache(layout: KVLayout, settings: ExecutorSettings) -> KVCache:
+    """The pool that the settings ask for, and the tree over it. Raises StartupError where they ask for too little."""
+    block_size = auto_block_size(layout) if settings.block_size == "auto" else settings.block_size
+    memory = memory_bytes(settings.kv_memory, free_bytes(layout.device))
+    blocks = layout.blocks_in(memory, block_size)
+    if blocks < _LEAST_BLOCKS:
+        raise StartupError(
+            f"kv_memory {settings.kv_memory} holds {max(blocks, 0)} blocks of {block_size} tokens"
+            f" ({layout.bytes_per_token * block_size / 2**20:.2f} MiB each); give it room for {_LEAST_BLOCKS} at least."
+        )
+    if block_size > settings.max_batch_tokens:
+        raise StartupError(
+            f"block_size {block_size} is above max_batch_tokens {settings.max_batch_tokens}: a step must take a block."
+        )
+    try:
+        pool = BlockPool(layout, blocks, block_size)
+    except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError when the allocator fails
+        raise StartupError(
+            f"kv_memory {settings.kv_memory} could not be allocated on {layout.device}; set less."
+        ) from error
+    return KVCache(pool, limits(settings))
+
+
+def limits(settings: ExecutorSettings) -> KVLimits:
+    """The cache's bounds as the settings give them."""
+    return KVLimits(
+        high_water=settings.high_water,
+        low_water=settings.low_water,
+        max_nodes=settings.max_cached_nodes,
+        max_tokens=settings.max_cached_tokens,
+        max_children=settings.max_children,
+        max_roots=settings.max_roots,
+        namespace_share=settings.namespace_share,
+        eviction=settings.eviction,
+        min_cached_tokens=settings.min_cached_tokens,
+        min_copy_tokens=settings.min_copy_tokens,
+        prefix_cache=settings.prefix_cache,
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on the device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

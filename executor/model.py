@@ -1,0 +1,118 @@
+"""A transformers model, loaded once and run on packed steps; only its attention function and its cache are ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from executor.attention import ATTENTION_NAME, StepCache, UnsupportedModelError, running
+from executor.batch import Batch
+from executor.probe import discover_layout, probe, refuse_by_config
+from shared.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the model's makers say of sampling, for fields that a request leaves out. None: they say nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Model:
+    """A loaded model. `forward` belongs to the engine's thread."""
+
+    def __init__(self, network: Any, defaults: GenerationDefaults, eos_token_ids: frozenset[int]) -> None:
+        """Takes a transformers causal LM in evaluation mode. Raises UnsupportedModelError where it cannot be served."""
+        config = network.config
+        refuse_by_config(config)
+        network.set_attn_implementation(ATTENTION_NAME)
+        self.network = network
+        self.defaults = defaults
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = int(config.vocab_size)
+        self.context_length = int(config.max_position_embeddings)
+        self.device: torch.device = network.device
+        self.dtype: torch.dtype = network.dtype
+        self.layout = discover_layout(network)
+        probe(self)
+
+    @classmethod
+    def load(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> Model:
+        """Loads a Hugging Face model directory. Raises StartupError with a sentence where it cannot be served."""
+        try:
+            config = AutoConfig.from_pretrained(directory, local_files_only=True)
+            refuse_by_config(config)
+            network = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+            )
+            settings = _generation_config(directory)
+            return cls(network.to(device).eval(), _defaults(settings), _eos_token_ids(settings, config))
+        except UnsupportedModelError as error:
+            raise StartupError(f"The model in {directory} cannot be served: {error}.") from error
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise StartupError(f"The model in {directory} cannot be loaded: {first_line}") from error
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, keys: Rows[Tensor], values: Rows[Tensor]) -> Tensor:
+        """Runs a step over the pool's `keys` and `values`; returns the sampled rows' logits, `[S, vocab]` float32."""
+        return self.run(batch.token_ids, batch.positions, batch.sampled_rows, StepCache(keys, values, batch.plan))
+
+    def run(self, token_ids: Tensor, positions: Tensor, sampled_rows: Tensor, cache: StepCache) -> Tensor:
+        """One forward over `[1, T]` ids and positions; returns the logits of `sampled_rows`, `[S, vocab]` float32."""
+        with running(cache):
+            logits: Tensor = self.network(
+                input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=sampled_rows
+            ).logits
+        return logits[0].float()
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a CUDA device where there is one. Raises StartupError for one that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device = cuda, but torch sees no CUDA device; use device = cpu, or install a CUDA build.")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on CPU, where half precision is slower or inexact, and bfloat16 on a GPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return {}
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    return settings if isinstance(settings, dict) else {}
+
+
+def _defaults(settings: Mapping[str, Any]) -> GenerationDefaults:
+    names = GenerationDefaults.__dataclass_fields__
+    return GenerationDefaults(**{name: settings[name] for name in names if settings.get(name) is not None})
+
+
+def _eos_token_ids(settings: Mapping[str, Any], config: Any) -> frozenset[int]:
+    ids = settings.get("eos_token_id")
+    if ids is None:
+        ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)

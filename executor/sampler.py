@@ -1,0 +1,155 @@
+"""Logits to tokens for all rows of a step in one pass, each row by its own settings and its own random numbers.
+
+A row draws one uniform number per token, computed from its seed and the token's index alone, and takes the token
+whose share of the cumulative distribution it falls in. So a row's tokens depend neither on its neighbours nor on
+having been preempted and run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor.requests import Sampling
+
+_GREEDY_BELOW: Final = 1e-5  # temperatures under this overflow fp32 logits and mean the likeliest token anyway
+_MINUS_INFINITY: Final = float("-inf")
+
+
+class TokenHistory:
+    """Which tokens a sequence has seen, kept only where a penalty asks for it.
+
+    `seen`: `[vocab]` bool, prompt and completion; `counts`: `[vocab]` float32, completion only.
+    """
+
+    def __init__(self, prompt: Rows[int], generated: Rows[int], vocab_size: int, device: torch.device) -> None:
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        self.seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
+        for token in generated:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Takes a generated token into account."""
+        self.seen[token] = True
+        self.counts[token] += 1.0
+
+    @staticmethod
+    def needed(sampling: Sampling) -> bool:
+        """Whether the settings hold a penalty at all."""
+        return (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        )
+
+
+class SampleRow(NamedTuple):
+    """One row of logits to choose from."""
+
+    sampling: Sampling
+    generated: int
+    """How many tokens the sequence has generated before this one."""
+    history: TokenHistory | None = None
+    forbidden: tuple[int, ...] = ()
+    """Tokens that must not come yet: the stop tokens before `min_tokens`."""
+
+
+def sample(logits: Tensor, rows: Rows[SampleRow]) -> list[int]:
+    """Chooses one token per row from `[rows, vocab]` logits, which are overwritten."""
+    _penalize(logits, rows)
+    _bias(logits, rows)
+    chosen = logits.argmax(-1)
+    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
+    if drawn:
+        settings = [rows[i].sampling for i in drawn]
+        some = torch.tensor(drawn, device=logits.device)
+        scaled = logits[some] / _column(settings, lambda s: s.temperature, logits)
+        chosen[some] = _draw(_filter(scaled, settings), [(rows[i].sampling.seed, rows[i].generated) for i in drawn])
+    return [int(token) for token in chosen.tolist()]
+
+
+def _penalize(logits: Tensor, rows: Rows[SampleRow]) -> None:
+    """Repetition penalty (CTRL, section 4.1) over prompt and completion; presence and frequency over the completion."""
+    some = [i for i, row in enumerate(rows) if row.history is not None]
+    if not some:
+        return
+    settings = [rows[i].sampling for i in some]
+    histories = [history for row in rows if (history := row.history) is not None]
+    index = torch.tensor(some, device=logits.device)
+    seen, counts = torch.stack([h.seen for h in histories]), torch.stack([h.counts for h in histories])
+    part = logits[index]
+    repetition = _column(settings, lambda s: s.repetition_penalty, logits)
+    part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
+    part -= (counts > 0) * _column(settings, lambda s: s.presence_penalty, logits)
+    part -= counts * _column(settings, lambda s: s.frequency_penalty, logits)
+    logits[index] = part
+
+
+def _bias(logits: Tensor, rows: Rows[SampleRow]) -> None:
+    """Adds biases, forbids what must not come yet, and all that is outside the allowed ids."""
+    for i, (sampling, _, _, forbidden) in enumerate(rows):
+        if sampling.logit_bias:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            logits[i, list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+        if forbidden:
+            logits[i, list(forbidden)] = _MINUS_INFINITY
+        if sampling.allowed:
+            allowed = list(sampling.allowed)
+            kept = logits[i, allowed]
+            logits[i] = _MINUS_INFINITY
+            logits[i, allowed] = kept
+
+
+def _filter(scaled: Tensor, settings: Rows[Sampling]) -> Tensor:
+    """Applies top-k, then top-p, then min-p, in the order and with the ties of transformers' warpers."""
+    vocab = scaled.shape[-1]
+    some = [i for i, s in enumerate(settings) if 0 < s.top_k < vocab or s.top_p < 1.0]
+    if some:
+        index, chosen = torch.tensor(some, device=scaled.device), [settings[i] for i in some]
+        values, order = scaled[index].sort(dim=-1, descending=True, stable=True)
+        last = [min(s.top_k or vocab, vocab) - 1 for s in chosen]
+        threshold = values.gather(1, torch.tensor(last, device=scaled.device)[:, None])
+        values = values.masked_fill(values < threshold, _MINUS_INFINITY)
+        shares = values.softmax(-1, dtype=torch.float32)
+        before = shares.cumsum(-1) - shares
+        outside = before >= _column(chosen, lambda s: s.top_p, shares)
+        outside &= _column(chosen, lambda s: float(s.top_p < 1.0), shares) > 0
+        outside[:, 0] = False
+        scaled[index] = torch.empty_like(values).scatter_(1, order, values.masked_fill(outside, _MINUS_INFINITY))
+    if any(s.min_p > 0.0 for s in settings):
+        shares = scaled.softmax(-1, dtype=torch.float32)
+        least = shares.amax(-1, keepdim=True) * _column(settings, lambda s: s.min_p, shares)
+        scaled = scaled.masked_fill(shares < least, _MINUS_INFINITY)
+    return scaled
+
+
+def _draw(scaled: Tensor, seeds: list[tuple[int, int]]) -> Tensor:
+    """Inverse transform sampling: `[rows]` token ids. Sums in float64, so that large vocabularies lose nothing."""
+    cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
+    total = cumulative[:, -1:]
+    uniform = torch.from_numpy(uniforms(seeds)).to(scaled.device)[:, None]
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+
+def uniforms(seeds: Rows[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """One number in [0, 1) for each (seed, index of the token): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    pairs = np.array(seeds, dtype=np.uint64).reshape(-1, 2)
+    with np.errstate(over="ignore"):
+        state = _mixed(pairs[:, 0]) + (pairs[:, 1] + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        return (_mixed(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _column(settings: Rows[Sampling], value: Callable[[Sampling], float], like: Tensor) -> Tensor:
+    """A setting of each row as `[rows, 1]`."""
+    return torch.tensor([[value(s)] for s in settings], dtype=like.dtype, device=like.device)

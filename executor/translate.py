@@ -1,0 +1,188 @@
+"""Between the contract's messages and the engine's requests and events; every check of a request stands here."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+
+from google.protobuf import duration_pb2
+
+from executor.kv.node import Scope
+from executor.model import GenerationDefaults
+from executor.requests import Finished, FinishReason, Request, Sampling, Stopping
+from hermes.v1 import executor_pb2, types_pb2
+from shared.errors import HermesError, failed_precondition, invalid_argument, unimplemented
+
+_MAX_PENALTY = 2.0  # the range that chat APIs give presence and frequency penalties
+_REASONS = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class Translator:
+    """Checks requests against one model and fills in its defaults."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context_length: int,
+        eos_token_ids: frozenset[int],
+        defaults: GenerationDefaults,
+        model_version: str,
+        tokenizer_fingerprint: str,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._eos_token_ids = eos_token_ids
+        self._defaults = defaults
+        self._model_version = model_version
+        self._tokenizer_fingerprint = tokenizer_fingerprint
+
+    def check_tokenizer(self, start: executor_pb2.ExecutorStart) -> None:
+        """Refuses ids of another tokenizer. Raises HermesError with FAILED_PRECONDITION."""
+        theirs = start.tokenizer_fingerprint
+        if theirs and theirs != self._tokenizer_fingerprint:
+            raise failed_precondition(
+                "TOKENIZER_MISMATCH",
+                f"The caller's tokenizer is {theirs}, this model's {self._tokenizer_fingerprint}; use the same files.",
+                caller=theirs,
+                executor=self._tokenizer_fingerprint,
+            )
+
+    def check_length(self, tokens: int) -> None:
+        """Refuses a prompt that leaves no room for a token of answer. Raises HermesError."""
+        if tokens >= self._context_length:
+            raise invalid_argument(
+                "PROMPT_TOO_LONG",
+                f"The prompt has {tokens} tokens or more, but the model's context takes {self._context_length} with the"
+                " answer; shorten the prompt.",
+                prompt_tokens=str(tokens),
+                limit=str(self._context_length - 1),
+            )
+
+    def request(self, start: executor_pb2.ExecutorStart, prompt: list[int]) -> Request:
+        """The engine's request. Raises HermesError with INVALID_ARGUMENT and a sentence."""
+        if not prompt:
+            raise invalid_argument("PROMPT_EMPTY", "The prompt has no tokens; send at least one.")
+        self.check_length(len(prompt))
+        self._check_ids("prompt", prompt)
+        sampling, stopping = self._sampling(start.sampling), self._stopping(start.stopping)
+        if sampling.allowed and stopping.min_tokens and stopping.stop_token_ids.issuperset(sampling.allowed):
+            raise _bad("STOPPING", "min_tokens", "needs an allowed token that does not end the answer")
+        policy = start.cache
+        return Request(
+            prompt=tuple(prompt),
+            sampling=sampling,
+            stopping=stopping,
+            scope=Scope(policy.namespace, self._model_version, "full"),
+            read_cache=policy.read if policy.HasField("read") else True,
+            write_cache=policy.write if policy.HasField("write") else True,
+            request_id=start.request_id,
+        )
+
+    def _sampling(self, params: types_pb2.SamplingParams) -> Sampling:
+        if params.HasField("n") and params.n != 1:
+            if params.n == 0:
+                raise _bad("SAMPLING", "n", "must be 1 or more, not 0")
+            raise _not_yet("sampling.n", "more than one sample of a prompt")
+        if params.HasField("logprobs"):
+            raise _not_yet("sampling.logprobs", "log-probabilities")
+        given = self._defaults
+        sampling = Sampling(
+            temperature=_first(params, "temperature", given.temperature, 1.0),
+            top_p=_first(params, "top_p", given.top_p, 1.0),
+            top_k=int(_first(params, "top_k", given.top_k, 0)),
+            min_p=_first(params, "min_p", given.min_p, 0.0),
+            repetition_penalty=_first(params, "repetition_penalty", given.repetition_penalty, 1.0),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seed=params.seed if params.HasField("seed") else secrets.randbits(64),
+            logit_bias=tuple(sorted(params.logit_bias.items())),
+            allowed=tuple(sorted(set(params.allowed_token_ids))),
+        )
+        _check(sampling)
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("allowed_token_ids", sampling.allowed)
+        return sampling
+
+    def _stopping(self, params: types_pb2.StopParams) -> Stopping:
+        if params.HasField("max_tokens") and params.max_tokens == 0:
+            raise _bad("STOPPING", "max_tokens", "must be 1 or more, not 0")
+        max_tokens = params.max_tokens if params.HasField("max_tokens") else None
+        if max_tokens is not None and params.min_tokens > max_tokens:
+            raise _bad("STOPPING", "min_tokens", f"is {params.min_tokens}, above max_tokens {max_tokens}")
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        own = frozenset() if params.ignore_eos else self._eos_token_ids
+        return Stopping(frozenset(params.stop_token_ids) | own, max_tokens, params.min_tokens)
+
+    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+        largest = max(ids, default=0)
+        if largest >= self._vocab_size:
+            raise invalid_argument(
+                "TOKEN_OUT_OF_VOCABULARY",
+                f"{field} holds the token id {largest}, but the model knows 0 to {self._vocab_size - 1}.",
+                field=field,
+                token_id=str(largest),
+                vocab_size=str(self._vocab_size),
+            )
+
+
+def finished_event(event: Finished) -> executor_pb2.ExecutorGenerateResponse:
+    """The closing event of the only sample, with usage and timings."""
+    return executor_pb2.ExecutorGenerateResponse(
+        finished=executor_pb2.ExecutionFinished(
+            finish_reason=_REASONS[event.reason],
+            stop_token_id=event.stop_token_id,
+            usage=types_pb2.Usage(
+                prompt_tokens=event.prompt_tokens,
+                completion_tokens=event.completion_tokens,
+                cached_tokens=event.cached_tokens,
+            ),
+            timings=types_pb2.Timings(
+                queue=_duration(event.queue_seconds),
+                prefill=_duration(event.prefill_seconds),
+                decode=_duration(event.decode_seconds),
+            ),
+        )
+    )
+
+
+def _first(params: types_pb2.SamplingParams, name: str, model_default: float | None, default: float) -> float:
+    """What the caller set, else what the model's makers recommend, else the contract's default."""
+    if params.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
+        return float(getattr(params, name))
+    return default if model_default is None else model_default
+
+
+def _check(sampling: Sampling) -> None:
+    _range("temperature", sampling.temperature, sampling.temperature >= 0, "must be 0 (greedy) or more")
+    _range("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "must be above 0 and at most 1")
+    _range("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "must be from 0 to 1")
+    _range("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0, "must be above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        _range(name, value, abs(value) <= _MAX_PENALTY, "must be from -2 to 2")
+    for _, bias in sampling.logit_bias:
+        _range("logit_bias", bias, True, "must be finite")
+
+
+def _range(field: str, value: float, within: bool, rule: str) -> None:
+    if not (within and math.isfinite(value)):
+        raise _bad("SAMPLING", field, f"{rule}, not {value:g}")
+
+
+def _bad(what: str, field: str, rule: str) -> HermesError:
+    return invalid_argument(f"BAD_{what}", f"{field} {rule}.", field=field)
+
+
+def _not_yet(field: str, what: str) -> HermesError:
+    return unimplemented("NOT_SUPPORTED_YET", f"This executor does not do {what} yet; leave {field} out.", field=field)
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

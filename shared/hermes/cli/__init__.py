@@ -1,0 +1,48 @@
+"""The `hermes` command."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from hermes.cli import assemble, chat, health, model
+from hermes.cli.console import fail
+from shared.errors import HermesError, StartupError
+
+app = typer.Typer(
+    name="hermes",
+    help="Talk to a chat model that Hermes serves, and look at what serves it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(chat.chat)
+app.command()(chat.generate)
+app.command()(assemble.assemble)
+app.command()(health.health)
+app.add_typer(model.app, name="model")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hermes {version('hermes-serving')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line. A failure is one sentence on standard error and exit code 1; wrong usage exits with 2."""
+    try:
+        app()
+    except HermesError as error:
+        fail(error.message)
+    except StartupError as error:
+        fail(str(error))

@@ -1,0 +1,87 @@
+"""Where the command line reads and writes: answers on standard output, everything about them on standard error."""
+
+import json
+import sys
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from hermes.answers import Answer, AssemblyInfo
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+STDIN = "-"
+
+Json = dict[str, object]
+
+
+def fail(sentence: str, code: int = 1) -> NoReturn:
+    """Prints why and leaves the process."""
+    err.print(f"hermes: {sentence}", style="red", markup=False)
+    sys.exit(code)
+
+
+def note(text: str) -> None:
+    """A quiet line on standard error."""
+    err.print(text, style="dim", markup=False)
+
+
+def print_json(value: Json) -> None:
+    """One object on one line, for programs."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def text_or_stdin(text: str) -> str:
+    """The text, or all of standard input for `-`, less the newline that most programs end with."""
+    if text != STDIN:
+        return text
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        fail("Standard input is not UTF-8 text.")
+
+
+def warn_about(info: AssemblyInfo) -> None:
+    """What the assembler found odd about the prompt."""
+    for warning in info.warnings:
+        place = "" if warning.message_index is None else f" (message {warning.message_index})"
+        err.print(f"warning: {warning.message}{place} [{warning.code}]", style="yellow", markup=False)
+
+
+def stats_of(answer: Answer) -> str:
+    """What an answer cost, in one line."""
+    prompt, completion, cached = answer.usage
+    first = "" if answer.time_to_first_token is None else f" · first token after {answer.time_to_first_token:.2f} s"
+    return (
+        f"prompt {prompt} tokens: {cached} cached, {prompt - cached} computed · "
+        f"answer {completion} tokens ({answer.finish_reason}){first}"
+    )
+
+
+def json_of(answer: Answer) -> Json:
+    """An answer as one JSON object; times in seconds."""
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "token_ids": answer.token_ids,
+        "model": answer.model,
+        "request_id": answer.request_id,
+        "usage": answer.usage._asdict(),
+        "assembly": json_of_info(answer.info),
+        "timings": answer.timings._asdict(),
+        "time_to_first_token": answer.time_to_first_token,
+    }
+
+
+def json_of_info(info: AssemblyInfo) -> Json:
+    """How a prompt came to be, as JSON."""
+    return {
+        "cached_tokens": info.cached_tokens,
+        "dropped_rounds": info.dropped_rounds,
+        "template_version": info.template_version,
+        "tokenizer_fingerprint": info.tokenizer_fingerprint,
+        "warnings": [warning._asdict() for warning in info.warnings],
+        "timings": info.timings._asdict(),
+    }

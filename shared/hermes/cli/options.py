@@ -1,0 +1,60 @@
+"""Options that several commands share, and what they become."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from hermes.client import GenerateOptions
+
+DEFAULT_EXECUTOR: Final = "127.0.0.1:50052"
+
+Address = Annotated[str, typer.Option("--address", envvar="HERMES_ADDRESS", metavar="HOST:PORT", help="The assembler.")]
+ExecutorAddress = Annotated[
+    str, typer.Option("--executor", envvar="HERMES_EXECUTOR_ADDRESS", metavar="HOST:PORT", help="The executor.")
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", envvar="HERMES_TLS_CA", metavar="FILE", help="Encrypt, and trust these certificates."),
+]
+Timeout = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up after this time.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message before the others.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", min=0, help="End the answer after so many tokens.")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", metavar="X", help="0 always takes the likeliest token.")
+]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", metavar="X", help="Choose among the likeliest tokens of this total.")
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", metavar="N", min=0, help="Choose among so many likeliest tokens; 0 is all.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Draw the same tokens again.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Also print tokens and times.")]
+
+
+def sampling(
+    *,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    stop: list[str] | None,
+) -> GenerateOptions:
+    """The options of a call that a command line sets."""
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop,
+    }

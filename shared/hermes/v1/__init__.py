@@ -1,0 +1,1 @@
+"""The contract, generated from protos/hermes/v1 by `make proto`."""

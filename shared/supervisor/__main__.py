@@ -1,0 +1,57 @@
+"""`python -m shared.supervisor up | down | logs | run | address`."""
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from shared.errors import StartupError
+from shared.supervisor import __doc__ as about
+from shared.supervisor.children import run
+from shared.supervisor.commands import address, down, logs, up
+from shared.supervisor.output import complain
+from shared.supervisor.rundir import RunDirectory
+from shared.supervisor.services import services_of
+
+_WAIT_SECONDS: Final = 300.0  # for health: loading a model from a cold disk takes minutes
+
+
+def main() -> int:
+    """The command line. Returns 0 when all went well, 1 when it did not, 2 for a setting that cannot be."""
+    parser = argparse.ArgumentParser(prog="python -m shared.supervisor", description=about)
+    parser.add_argument("command", choices=["up", "down", "logs", "run", "address"])
+    parser.add_argument("--run-dir", type=Path, default=Path(".run"), help="where lock, state and logs are (.run)")
+    parser.add_argument("--assembler", default="", metavar="ARGS", help='the assembler\'s flags, as in "--port 6001"')
+    parser.add_argument("--executor", default="", metavar="ARGS", help='the executor\'s flags, as in "--device cpu"')
+    parser.add_argument("--wait", type=float, default=_WAIT_SECONDS, help="seconds that up and down wait at most (300)")
+    parser.add_argument("--lines", type=int, default=50, help="lines of the log to begin with (50)")
+    arguments = parser.parse_args()
+    directory = RunDirectory(arguments.run_dir)
+    try:
+        match arguments.command:
+            case "down":
+                return down(directory, arguments.wait)
+            case "logs":
+                return logs(directory, arguments.lines)
+            case "address":
+                return address(directory)
+        services = services_of(shlex.split(arguments.assembler), shlex.split(arguments.executor))
+        if arguments.command == "run":
+            return run(directory, services)
+        flags = [
+            f"--run-dir={directory.path}",
+            f"--assembler={arguments.assembler}",
+            f"--executor={arguments.executor}",
+        ]
+        return up(directory, services, [sys.executable, "-m", "shared.supervisor", "run", *flags], arguments.wait)
+    except StartupError as error:
+        complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 0 if arguments.command == "logs" else 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assembler import pipeline
+from assembler.pipeline import ModelFiles
+
+
+@pytest.fixture(scope="session")
+def files(model_directory: Path) -> ModelFiles:
+    return pipeline.load(model_directory)
+
+
+@pytest.fixture(scope="session")
+def reference(model_directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_directory)

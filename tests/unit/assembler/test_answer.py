@@ -1,0 +1,131 @@
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+
+import pytest
+
+from assembler.answer import Answer, Event, joined
+from assembler.detokenizer import StopRule
+from assembler.pipeline import ModelFiles
+from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
+
+STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+
+
+def delta(ids: "array[int]", index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateResponse:
+    return executor_pb2.ExecutorGenerateResponse(
+        delta=executor_pb2.TokenDelta(index=index, token_ids=list(ids), **fields)
+    )
+
+
+def finished(index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateResponse:
+    return executor_pb2.ExecutorGenerateResponse(finished=executor_pb2.ExecutionFinished(index=index, **fields))
+
+
+def answer(files: ModelFiles, rule: StopRule = StopRule()) -> Answer:
+    info = assembler_pb2.AssemblyInfo(tokenizer_fingerprint="f")
+    info.timings.assemble.FromMilliseconds(5)
+    head = assembler_pb2.AnswerStarted(request_id="r", model="m", info=info)
+    return Answer(files.tokenizer, files.tokenizer.encode("q"), rule, head)
+
+
+def test_the_start_tells_what_both_services_know(files: ModelFiles) -> None:
+    started = executor_pb2.ExecutionStarted(prompt_tokens=9, cached_tokens=4)
+    (event,) = answer(files).take(executor_pb2.ExecutorGenerateResponse(started=started)).events
+    assert (event.started.request_id, event.started.prompt_tokens, event.started.cached_tokens) == ("r", 9, 4)
+    assert event.started.info.tokenizer_fingerprint == "f"
+
+
+def test_a_stop_string_ends_its_sample_alone_and_cuts_ids_log_probabilities_and_usage(files: ModelFiles) -> None:
+    ours = answer(files, StopRule(stops=(" two",)))
+    ids = files.tokenizer.encode("one two three")
+    logprobs = [types_pb2.TokenLogprob(token_id=each, logprob=-1) for each in ids]
+    assert ours.take(delta(files.tokenizer.encode("one"), index=1)).stopped is None
+    step = ours.take(delta(ids, logprobs=logprobs))
+    (event,) = step.events
+    assert step.stopped == 0
+    assert (event.delta.text, list(event.delta.token_ids)) == ("one", list(ids[:2]))
+    assert [each.token for each in event.delta.logprobs] == [b"one", b" two"]
+    assert ours.take(delta(ids)).events == ()
+    (event,) = ours.take(finished(finish_reason=LENGTH)).events
+    assert (event.finished.finish_reason, event.finished.stop) == (STOP, " two")
+    usage = types_pb2.Usage(prompt_tokens=1, completion_tokens=7)
+    (event,) = ours.take(finished(index=1, finish_reason=LENGTH, usage=usage)).events
+    assert event.finished.WhichOneof("matched_stop") is None
+    assert (event.finished.finish_reason, event.finished.usage.completion_tokens) == (LENGTH, 3)
+
+
+def test_the_closing_token_is_delivered_without_text_and_held_text_comes_before_the_end(files: ModelFiles) -> None:
+    ours = answer(files, StopRule(stops=("onerous",), hidden=frozenset()))
+    end = files.tokenizer.encode("<|im_end|>")
+    (event,) = ours.take(delta(files.tokenizer.encode("one") + end)).events
+    assert (event.delta.text, list(event.delta.token_ids)[-1]) == ("", end[0])
+    timings = types_pb2.Timings()
+    timings.decode.FromMilliseconds(7)
+    rest, last = ours.take(finished(finish_reason=STOP, stop_token_id=end[0], timings=timings)).events
+    assert (rest.delta.text, list(rest.delta.token_ids)) == ("one", [])
+    assert last.finished.stop_token_id == end[0]
+    assert last.finished.timings.assemble.ToMilliseconds() == 5
+    assert last.finished.timings.decode.ToMilliseconds() == 7
+
+
+def test_token_bytes_are_filled_in_for_the_likeliest_tokens_too(files: ModelFiles) -> None:
+    (one,) = files.tokenizer.encode("é")
+    logprob = types_pb2.TokenLogprob(token_id=one, top=[types_pb2.TokenLogprob(token_id=one)])
+    (event,) = answer(files).take(delta(array("I", [one]), logprobs=[logprob])).events
+    assert (event.delta.logprobs[0].token, event.delta.logprobs[0].top[0].token) == (b"\xc3\xa9", b"\xc3\xa9")
+
+
+def text_delta(text: str, index: int = 0) -> Event:
+    return Event(delta=assembler_pb2.AnswerDelta(index=index, text=text, token_ids=[len(text)]))
+
+
+async def test_deltas_that_pile_up_become_one_a_sample() -> None:
+    piled_up = asyncio.Event()
+
+    async def source() -> AsyncIterator[Event]:
+        yield Event(started=assembler_pb2.AnswerStarted())
+        for text in ("a", "bb", "ccc"):
+            yield text_delta(text)
+            yield text_delta(text.upper(), index=1)
+        yield Event(finished=assembler_pb2.AnswerFinished())
+        piled_up.set()
+        yield text_delta("D", index=1)
+
+    events = joined(source())
+    first = await anext(events)
+    await piled_up.wait()
+    rest = [event async for event in events]
+    assert first.HasField("started")
+    assert "".join(event.delta.text for event in rest if event.delta.index == 0) == "abbccc"
+    assert "".join(event.delta.text for event in rest if event.delta.index == 1) == "ABBCCCD"
+    assert [list(event.delta.token_ids) for event in rest if event.HasField("delta")][0] == [1, 2, 3]
+    assert len(rest) <= 4
+
+
+async def test_what_ends_the_source_ends_the_joined_events_after_all_that_came_before() -> None:
+    async def source() -> AsyncIterator[Event]:
+        yield text_delta("a")
+        raise ValueError("gone")
+
+    seen = []
+    with pytest.raises(ValueError, match="gone"):
+        async for event in joined(source()):
+            seen.append(event.delta.text)
+    assert seen == ["a"]
+
+
+async def test_leaving_early_closes_the_source() -> None:
+    closed = asyncio.Event()
+
+    async def source() -> AsyncIterator[Event]:
+        try:
+            yield text_delta("a")
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    events = joined(source())
+    await anext(events)
+    await events.aclose()
+    assert closed.is_set()

@@ -1,0 +1,204 @@
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hermes import cli
+from hermes.cli import chat
+from hermes.health import ASSEMBLER, EXECUTOR, GENERATE
+from shared import models
+from shared.errors import StartupError, invalid_argument
+from tests.unit.hermes.fake_assembler import delta, finished, started, usage
+
+
+@pytest.fixture
+def hermes(assembler, monkeypatch, capsys):
+    """Runs the command line against the fake assembler; returns exit code, standard output, standard error."""
+
+    def run(*arguments: str, stdin: str | None = None):
+        monkeypatch.setenv("HERMES_ADDRESS", assembler.address)
+        monkeypatch.setenv("HERMES_EXECUTOR_ADDRESS", assembler.address)
+        monkeypatch.setattr(sys, "argv", ["hermes", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode())))
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        captured = capsys.readouterr()
+        return left.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_chat_prints_the_answer_alone(hermes, assembler):
+    assert hermes("chat", "hi", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "5") == (
+        0,
+        "Paris.\n",
+        "",
+    )
+    request = assembler.requests[0]
+    assert [m.content for m in request.prompt.chat.messages] == ["Be brief.", "hi"]
+    assert request.sampling.HasField("temperature")
+    assert request.stopping.max_tokens == 5
+
+
+def test_chat_with_stats_tells_what_was_cached(hermes):
+    code, out, err = hermes("chat", "hi", "--stats")
+    assert (code, out) == (0, "Paris.\n")
+    assert "prompt 9 tokens: 4 cached, 5 computed · answer 3 tokens (stop)" in err
+
+
+def test_chat_json_is_one_object(hermes):
+    code, out, _ = hermes("chat", "hi", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["text"] == "Paris."
+    assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 4}
+    assert answer["timings"]["prefill"] == pytest.approx(0.25)
+    assert answer["assembly"]["template_version"] == "t1"
+
+
+def test_chat_reads_its_message_from_standard_input(hermes, assembler):
+    assert hermes("chat", "-", stdin="Grüße\n")[0] == 0
+    assert assembler.requests[0].prompt.chat.messages[0].content == "Grüße"
+
+
+def test_chat_without_a_message_and_a_terminal_is_wrong_usage(hermes):
+    code, out, err = hermes("chat")
+    assert (code, out) == (2, "")
+    assert "standard input" in err
+
+
+def test_text_that_looks_like_markup_is_printed_as_it_is(hermes, assembler):
+    assembler.events = [started(), delta("[bold]x[/] \x1b\n", 1), finished(usage=usage())]
+    assert hermes("chat", "hi")[1] == "[bold]x[/] \x1b\n"
+
+
+def test_warnings_go_to_standard_error(hermes, assembler):
+    assembler.events = [started(warnings=("ROLE_ORDER",)), delta("x", 1), finished(usage=usage())]
+    code, out, err = hermes("chat", "hi")
+    assert (code, out) == (0, "x\n")
+    assert "ROLE_ORDER" in err
+
+
+def test_generate_sends_raw_text(hermes, assembler):
+    assert hermes("generate", "Once upon", "--stop", "a", "--stop", "b", "--seed", "3")[:2] == (0, "Paris.\n")
+    assert assembler.requests[0].prompt.text == "Once upon"
+    assert list(assembler.requests[0].stop) == ["a", "b"]
+    assert assembler.requests[0].sampling.seed == 3
+
+
+def test_assemble_prints_ids_and_text(hermes):
+    code, out, err = hermes("assemble", "hi")
+    assert (code, out) == (0, "1 4093 198\n<|im_start|>\n")
+    assert "3 tokens" in err
+
+
+def test_assemble_json_and_raw(hermes, assembler):
+    code, out, _ = hermes("assemble", "hi", "--raw", "--json")
+    assert (code, json.loads(out)["token_ids"]) == (0, [1, 4093, 198])
+    assert assembler.requests[0].prompt.text == "hi"
+
+
+def test_a_refused_request_is_one_sentence_and_exit_code_1(hermes, assembler):
+    assembler.events, assembler.error = [], invalid_argument("BAD_SAMPLING", "temperature must not be below 0.")
+    assert hermes("chat", "hi", "--temperature", "-1") == (1, "", "hermes: temperature must not be below 0.\n")
+
+
+def test_nobody_at_the_address_is_one_sentence(hermes):
+    code, out, err = hermes("chat", "hi", "--address", "127.0.0.1:1")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "127.0.0.1:1" in err
+
+
+def test_an_unknown_option_is_wrong_usage(hermes):
+    code, _, err = hermes("chat", "hi", "--temprature", "0")
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_health_fails_while_one_service_is_not_ready(hermes, assembler):
+    assembler.set_health(ASSEMBLER, serving=True)
+    assembler.set_health(GENERATE, serving=False)
+    assembler.set_health(EXECUTOR, serving=True)
+    code, out, _ = hermes("health")
+    assert code == 1
+    assert [line.split()[0] for line in out.splitlines()] == ["serving", "not", "serving"]
+    assert hermes("health", ASSEMBLER, EXECUTOR)[0] == 0
+    states = json.loads(hermes("health", "--json")[1])
+    assert states[GENERATE] == {"address": assembler.address, "state": "not serving"}
+
+
+def test_model_prepare_prints_the_directory_last(hermes, monkeypatch, tmp_path):
+    def prepare(model, progress):
+        progress(f"converting {model}")
+        return tmp_path
+
+    monkeypatch.setattr(models, "prepare", prepare)
+    code, out, err = hermes("model", "prepare", "org/name")
+    assert (code, out, err) == (0, f"{tmp_path}\n", "converting org/name\n")
+
+
+def test_a_model_that_cannot_be_prepared_is_one_sentence(hermes, monkeypatch):
+    def prepare(model, progress):
+        raise StartupError("There is no such model.")
+
+    monkeypatch.setattr(models, "prepare", prepare)
+    assert hermes("model", "prepare", "x/y") == (1, "", "hermes: There is no such model.\n")
+
+
+def test_model_info_of_what_is_no_executor_is_one_sentence(hermes):
+    code, _, err = hermes("model", "info")
+    assert code == 1
+    assert err.count("\n") == 1
+
+
+def test_a_conversation_carries_its_history_and_tells_what_was_cached(hermes, assembler, monkeypatch):
+    lines = iter(["hello", "", "again", "/reset", "new", "/quit"])
+    monkeypatch.setattr(chat.out, "input", lambda *_, **__: next(lines))
+    monkeypatch.setattr("hermes.cli.chat._is_terminal", lambda: True)
+    code, out, err = hermes("chat", "--system", "Be brief.")
+    assert (code, out) == (0, "Paris.\n" * 3)
+    assert err.count("4 cached, 5 computed") == 3
+    turns = [[m.content for m in request.prompt.chat.messages] for request in assembler.requests]
+    assert turns == [
+        ["Be brief.", "hello"],
+        ["Be brief.", "hello", "Paris.", "again"],
+        ["Be brief.", "new"],
+    ]
+
+
+def test_a_failed_turn_is_told_and_forgotten(hermes, assembler, monkeypatch):
+    def lines():
+        assembler.error, assembler.events = invalid_argument("PROMPT_TOO_LONG", "That is too long."), []
+        yield "long"
+        assembler.error, assembler.events = None, [started(), delta("ok", 1), finished(usage=usage())]
+        yield "short"
+
+    said = lines()
+
+    def read(*_, **__):
+        try:
+            return next(said)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat.out, "input", read)
+    monkeypatch.setattr("hermes.cli.chat._is_terminal", lambda: True)
+    code, out, err = hermes("chat")
+    assert code == 0
+    assert out.startswith("ok\n")
+    assert "That is too long." in err
+    assert [m.content for m in assembler.requests[-1].prompt.chat.messages] == ["short"]
+
+
+def test_version_needs_no_heavy_imports():
+    code = "import sys, hermes.cli; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_version(hermes):
+    code, out, _ = hermes("--version")
+    assert code == 0
+    assert out.startswith("hermes ")

@@ -1,0 +1,58 @@
+"""That the proofs notice: each test breaks one thing by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from executor.kv.pool import IntegrityError
+
+MakeRunner = Callable[..., Any]
+
+
+def write_to_the_free(runner: Any, blocks: Any) -> None:
+    runner.cache.pool.free(blocks.table[-1])
+
+
+def count_a_reader_too_many(runner: Any, blocks: Any) -> None:
+    blocks.path[0].references += 1
+
+
+def forget_a_reader(runner: Any, blocks: Any) -> None:
+    runner.cache._sequences.discard(blocks)
+
+
+def point_at_another_block(runner: Any, blocks: Any) -> None:
+    blocks.table[0], blocks.table[1] = blocks.table[1], blocks.table[0]
+
+
+def lose_a_child(runner: Any, blocks: Any) -> None:
+    blocks.path[0].children.clear()
+
+
+def miscount_tokens(runner: Any, blocks: Any) -> None:
+    runner.cache.tree.tokens += 1
+
+
+def leak_a_block(runner: Any, blocks: Any) -> None:
+    runner.cache.pool.allocate()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        write_to_the_free,
+        count_a_reader_too_many,
+        forget_a_reader,
+        point_at_another_block,
+        lose_a_child,
+        miscount_tokens,
+        leak_a_block,
+    ],
+)
+def test_check_notices(make_runner: MakeRunner, damage: Callable[[Any, Any], None]):
+    runner = make_runner()
+    blocks = runner.begin(list(range(10)))
+    damage(runner, blocks)
+    with pytest.raises(IntegrityError):
+        runner.cache.check()

@@ -1,0 +1,178 @@
+"""The cache against a naive dictionary: any order of requests, on tiny pools, with every row read back."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from executor.kv.pool import OutOfBlocks
+
+MakeRunner = Callable[..., Any]
+
+TOKEN = st.integers(0, 2)
+PROMPT = st.lists(TOKEN, min_size=1, max_size=14)
+NAMESPACE = st.sampled_from("ab")
+
+
+class Running:
+    """A sequence as the model knows it."""
+
+    def __init__(self, blocks: Any, tokens: list[int], namespace: str, *, write: bool) -> None:
+        self.blocks = blocks
+        self.tokens = tokens
+        self.namespace = namespace
+        self.write = write
+        self.computed = blocks.cached_tokens
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, grow, fork, fail and end; the model remembers every prefix whose step succeeded."""
+
+    def __init__(self, make_runner: MakeRunner) -> None:
+        super().__init__()
+        self.make_runner = make_runner
+        self.running: list[Running] = []
+        self.published: dict[str, set[tuple[int, ...]]] = {"a": set(), "b": set()}
+
+    @initialize(
+        blocks=st.sampled_from([6, 9, 200]),
+        block_size=st.integers(2, 4),
+        min_copy_tokens=st.integers(1, 2),
+        max_children=st.sampled_from([2, 256]),
+        max_roots=st.sampled_from([1, 1024]),
+        eviction=st.sampled_from(["lru", "lfu_aged"]),
+        namespace_share=st.sampled_from([0.4, 1.0]),
+        max_nodes=st.sampled_from([None, 5]),
+    )
+    def build(self, **options: Any) -> None:
+        self.runner = self.make_runner(**options)
+        self.cache = self.runner.cache
+        self.min_copy_tokens = options["min_copy_tokens"]
+        self.max_roots = options["max_roots"]
+
+    def remember(self, sequence: Running, computed: int, *, tail: bool) -> None:
+        if sequence.write:
+            size = self.cache.block_size
+            kept = computed
+            if not tail or computed % size < self.min_copy_tokens:
+                kept -= computed % size
+            for length in range(1, kept + 1):
+                self.published[sequence.namespace].add(tuple(sequence.tokens[:length]))
+
+    def longest_known(self, namespace: str, prompt: list[int]) -> int:
+        lengths = range(len(prompt) - 1, 0, -1)
+        return next((n for n in lengths if tuple(prompt[:n]) in self.published[namespace]), 0)
+
+    def judge(self, namespace: str, prompt: list[int], cached: int) -> None:
+        known = self.longest_known(namespace, prompt)
+        assert cached <= known, "found what nobody published"
+        if self.cache.stats.evicted_blocks == 0 and self.max_roots > 1:
+            rest = known % self.cache.block_size
+            assert cached == (known if rest >= self.min_copy_tokens else known - rest), "missed what is there"
+
+    @rule(prompt=PROMPT, namespace=NAMESPACE, read=st.integers(0, 4), write=st.integers(0, 4))
+    def open(self, prompt: list[int], namespace: str, read: int, write: int) -> None:
+        full = self.cache.available_blocks < 2
+        blocks = self.runner.open(prompt, namespace=namespace, read=bool(read), write=bool(write))
+        if read and not full:
+            self.judge(namespace, prompt, blocks.cached_tokens)
+        assert read or not blocks.cached_tokens
+        self.running.append(Running(blocks, list(prompt), namespace, write=bool(write)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), chunk=st.integers(1, 6), fails=st.integers(0, 9))
+    def step(self, data: Any, chunk: int, fails: int) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        if sequence.computed == len(sequence.tokens):
+            sequence.tokens.append(data.draw(TOKEN))
+        end = min(sequence.computed + chunk, len(sequence.tokens))
+        before = list(sequence.blocks.table)
+        missing = self.cache.blocks_for(end) - len(before)
+        available = self.cache.available_blocks
+        try:
+            sequence.blocks.reserve(end)
+        except OutOfBlocks:
+            assert missing > available
+            assert sequence.blocks.table == before
+            assert self.cache.available_blocks == available
+            return
+        assert missing <= available
+        self.runner.compute(sequence.blocks, sequence.tokens, sequence.computed, end)
+        if not fails:
+            sequence.blocks.abandon()
+            self.running.remove(sequence)
+            return
+        sequence.computed = end
+        sequence.blocks.publish(sequence.tokens, end)
+        self.remember(sequence, end, tail=False)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: Any) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        self.running.remove(sequence)
+        self.remember(sequence, sequence.computed, tail=True)
+        for _ in range(2):
+            sequence.blocks.finish(sequence.tokens, sequence.computed)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def fork(self, data: Any) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        self.open([*sequence.tokens, data.draw(TOKEN)], sequence.namespace, 1, 1)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def abandon(self, data: Any) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        self.running.remove(sequence)
+        sequence.blocks.abandon()
+
+    @rule()
+    def reclaim(self) -> None:
+        self.cache.reclaim()
+        stats = self.cache.stats
+        in_use = stats.blocks_total - stats.blocks_free
+        assert in_use <= 0.9 * stats.blocks_total or stats.blocks_cached == 0
+
+    @rule(prompt=PROMPT, namespace=NAMESPACE)
+    def match(self, prompt: list[int], namespace: str) -> None:
+        self.judge(namespace, prompt, self.cache.match((namespace, "model", "full"), prompt))
+
+    @invariant()
+    def rows_are_what_their_tokens_demand(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.check()
+            for sequence in self.running:
+                self.runner.verify(sequence.blocks, sequence.tokens, sequence.computed)
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for sequence in self.running:
+                sequence.blocks.release()
+            self.cache.check()
+            stats = self.cache.stats
+            assert (stats.blocks_active, stats.blocks_private) == (0, 0)
+            self.runner.open([9] * self.cache.capacity).reserve(self.cache.capacity)
+            assert self.cache.stats.nodes == 0, "an idle block could not be evicted"
+
+
+def test_any_order_of_requests_agrees_with_a_dictionary_of_prefixes(make_runner: MakeRunner):
+    run_state_machine_as_test(
+        lambda: CacheMachine(make_runner),
+        settings=settings(
+            max_examples=120,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )

@@ -1,0 +1,245 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.errors import StartupError
+from shared.supervisor.commands import address, down, logs, up
+from shared.supervisor.rundir import Process, RunDirectory, State
+from shared.supervisor.services import Service, services_of
+
+FAKE = Path(__file__).with_name("fake_service.py")
+WAIT = 60.0
+
+# what `up` starts outlives it by intent
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def service(name: str, *how: str, port: int | None = None, drain_seconds: float = 20.0) -> Service:
+    port = port or free_port()
+    health = f"fake.{name}"
+    command = [sys.executable, str(FAKE), str(port), health, *how]
+    return Service(name, command, {}, "127.0.0.1", port, health, None, drain_seconds)
+
+
+class Rig:
+    """A run directory, two fake services, and the command that supervises them."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = RunDirectory(path / "run")
+        self.services = [service("executor"), service("assembler")]
+        self._script = path / "supervise.py"
+
+    def supervisor(self) -> list[str]:
+        self._script.write_text(
+            textwrap.dedent(f"""
+                import sys
+                from pathlib import Path
+                from shared.supervisor.children import run
+                from shared.supervisor.rundir import RunDirectory
+                from shared.supervisor.services import Service
+                services = [Service(*fields) for fields in {[tuple(each) for each in self.services]!r}]
+                sys.exit(run(RunDirectory(Path({str(self.directory.path)!r})), services))
+            """)
+        )
+        return [sys.executable, str(self._script)]
+
+    def up(self) -> int:
+        return up(self.directory, self.services, self.supervisor(), WAIT)
+
+    def state(self) -> State:
+        state = self.directory.read()
+        assert state is not None
+        return state
+
+    def pid(self, name: str) -> int:
+        return next(each.process.pid for each in self.state().services if each.name == name)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path)
+    yield rig
+    if rig.directory.read() is not None:
+        down(rig.directory, WAIT)
+
+
+def ended(state: State) -> bool:
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        if not state.alive() and not any(each.process.alive() for each in state.services):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_up_starts_both_and_down_stops_both(rig, capsys):
+    assert rig.up() == 0
+    state = rig.state()
+    assert [each.name for each in state.services] == ["executor", "assembler"]
+    assert address(rig.directory) == 0
+    assert down(rig.directory, WAIT) == 0
+    assert ended(state)
+    out = capsys.readouterr().out
+    assert f"assembler is ready on {rig.services[1].address}" in out
+    assert f"\n{rig.services[1].address}\n" in out
+    assert address(rig.directory) == 1
+
+
+def test_up_again_changes_nothing(rig, capsys):
+    assert rig.up() == 0
+    before = rig.state()
+    assert rig.up() == 0
+    assert rig.state() == before
+    assert "already runs" in capsys.readouterr().out
+
+
+def test_down_when_nothing_runs_is_harmless(rig, capsys):
+    assert down(rig.directory, WAIT) == 0
+    assert "not running" in capsys.readouterr().out
+
+
+def test_the_assembler_stops_before_the_executor(rig):
+    assert rig.up() == 0
+    down(rig.directory, WAIT)
+    lines = rig.directory.log.read_text().splitlines()
+    leaving = [line for line in lines if "leaving" in line]
+    assert leaving == ["assembler | leaving after SIGTERM", "executor  | leaving after SIGTERM"]
+    assert "leaving" in rig.directory.service_log("executor").read_text()
+
+
+def test_one_that_dies_stops_the_other_and_says_why(rig):
+    assert rig.up() == 0
+    state = rig.state()
+    os.kill(rig.pid("executor"), signal.SIGUSR1)
+    assert ended(state)
+    failure = rig.state().failure
+    assert failure is not None
+    assert failure.startswith("The executor ended with exit code 3.")
+    assert "leaving after SIGUSR1" in failure
+    assert "hermes    | The executor ended" in rig.directory.log.read_text()
+
+
+def test_a_killed_service_is_told_by_its_signal(rig):
+    assert rig.up() == 0
+    state = rig.state()
+    os.kill(rig.pid("assembler"), signal.SIGKILL)
+    assert ended(state)
+    assert "The assembler was ended by SIGKILL" in (rig.state().failure or "")
+
+
+def test_a_service_that_cannot_start_gives_its_sentence(rig, capsys):
+    rig.services[0] = service("executor", "refuse")
+    assert rig.up() == 1
+    assert capsys.readouterr().err == "The executor cannot start: The model is not there: prepare it.\n"
+    assert ended(rig.state())
+
+
+def test_a_port_in_use_is_told_before_anything_starts(rig, capsys):
+    with socket.create_server(("127.0.0.1", rig.services[1].port)):
+        assert rig.up() == 1
+    err = capsys.readouterr().err
+    assert f"127.0.0.1:{rig.services[1].port}" in err
+    assert "HERMES_ASSEMBLER_PORT" in err
+    assert rig.state().services == ()
+
+
+def test_a_service_that_does_not_drain_is_killed(rig):
+    rig.services[1] = service("assembler", "stubborn")
+    assert rig.up() == 0
+    state = rig.state()
+    state.supervisor.signal(signal.SIGTERM)
+    state.supervisor.signal(signal.SIGTERM)  # the second asks for no more patience
+    while state.alive():
+        state.supervisor.signal(signal.SIGTERM)
+        time.sleep(0.05)
+    assert ended(state)
+
+
+def test_services_of_a_killed_supervisor_are_ended_by_the_next(rig):
+    assert rig.up() == 0
+    old = rig.state()
+    old.supervisor.signal(signal.SIGKILL)
+    while old.alive():
+        time.sleep(0.05)
+    assert rig.up() == 0
+    assert not any(each.process.alive() for each in old.services)
+    assert rig.state().supervisor != old.supervisor
+
+
+def test_a_recycled_process_id_is_left_alone(rig):
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        rig.directory.logs.mkdir(parents=True)
+        rig.directory.write(State(Process(bystander.pid, "long ago")))
+        assert down(rig.directory, WAIT) == 0
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate(b"\n")
+
+
+def test_a_second_supervisor_in_the_same_directory_refuses(rig):
+    assert rig.up() == 0
+    before = rig.state()
+    second = subprocess.run(rig.supervisor(), capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert "already runs" in second.stderr
+    assert rig.state() == before
+
+
+def test_in_the_foreground_lines_have_prefixes_and_an_interrupt_stops(rig):
+    process = subprocess.Popen(rig.supervisor(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = set()
+    for line in process.stdout:
+        seen.add(line.rstrip("\n"))
+        if {"assembler | ready", "executor  | ready"} <= seen:
+            process.send_signal(signal.SIGINT)
+            break
+    assert "assembler | leaving after SIGTERM" in process.communicate(timeout=WAIT)[0]
+    assert process.returncode == 0
+
+
+def test_logs_show_the_last_lines_and_end_when_all_has_stopped(rig, capsys):
+    assert logs(rig.directory, 10) == 1
+    assert rig.up() == 0
+    down(rig.directory, WAIT)
+    capsys.readouterr()
+    assert logs(rig.directory, 2) == 0
+    assert capsys.readouterr().out == "assembler | leaving after SIGTERM\nexecutor  | leaving after SIGTERM\n"
+
+
+def test_services_listen_where_their_settings_say(monkeypatch):
+    monkeypatch.setenv("HERMES_EXECUTOR_PORT", "6002")
+    executor, assembler = services_of(["--port", "6001"])
+    assert (assembler.address, executor.address) == ("127.0.0.1:6001", "127.0.0.1:6002")
+    assert assembler.command[-2:] == ["--port", "6001"]
+    assert assembler.environment["HERMES_ASSEMBLER_EXECUTOR"] == "127.0.0.1:6002"
+
+
+def test_an_executor_that_was_named_is_kept(monkeypatch):
+    monkeypatch.setenv("HERMES_ASSEMBLER_EXECUTOR", "gpu-box:50052")
+    _, assembler = services_of()
+    assert "HERMES_ASSEMBLER_EXECUTOR" not in assembler.environment
+
+
+def test_port_0_is_refused():
+    with pytest.raises(StartupError, match="port 0"):
+        services_of(["--port", "0"])
+
+
+def test_addresses_of_wildcard_and_ipv6_hosts():
+    base = service("executor", port=7)
+    assert base._replace(host="0.0.0.0").address == "127.0.0.1:7"  # noqa: S104 - nothing listens
+    assert base._replace(host="::").address == "[::1]:7"
