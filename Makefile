@@ -58,7 +58,7 @@ up: model ## Start both services and ask one real question
 	echo && echo "Next:" && \
 	echo "  $(BIN)/hermes chat                        a conversation; see how much of each prompt is cached" && \
 	echo "  $(BIN)/hermes assemble \"Hello\"            the token ids and the text that the model reads" && \
-	echo "  make logs                                 what both services say; make down stops them"
+	echo "  make logs                                    what both services say; make down stops them"
 
 down: ## Stop both services
 	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down
@@ -80,7 +80,7 @@ check-types: setup
 	@$(BIN)/mypy
 
 check-imports: setup
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 check-protos: setup
 	@cd protos && ../$(BIN)/buf lint

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 
@@ -22,6 +22,8 @@ PART_TOKENS: Final = 65_536
 _HANDSHAKE_SECONDS: Final = 5.0
 # Between handshakes that failed while the connection stands, for example while the executor still loads.
 _AGAIN_SECONDS: Final = 0.5
+# The trailer that errors of a Hermes service carry, and gRPC's own do not.
+_STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -93,9 +95,18 @@ class Run:
             await self._write(executor_pb2.ExecutorGenerateRequest(tokens=part))
 
     async def _write(self, message: executor_pb2.ExecutorGenerateRequest) -> None:
-        # The call is over already; why, events() tells.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            await self._call.write(message)
+        """Sends a message; where the call is over already, events() tells why.
+
+        Not by `call.write`: when the executor ends the call at that moment, grpc.aio puts an INTERNAL error of its own
+        in the place of what the executor said, be it a refusal or that all went well.
+        """
+        try:
+            await self._call.wait_for_connection()
+        except grpc.aio.AioRpcError:
+            return
+        if not self._call.done():
+            with contextlib.suppress(grpc.aio.InternalError):
+                await cast("Any", self._call)._cython_call.send_serialized_message(message.SerializeToString())
 
 
 class Upstream:
@@ -213,16 +224,12 @@ def _parts(ids: TokenIds) -> list[executor_pb2.TokenChunk]:
 
 def _as_told(error: grpc.aio.AioRpcError, address: str) -> HermesError:
     """The executor's own error; what gRPC itself says of a broken connection or a deadline in words of ours."""
-    told = from_rpc_error(error)
-    if told.reason != told.code.name:
-        return told
-    match told.code:
-        case grpc.StatusCode.UNAVAILABLE:
-            return _gone(address)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return _too_late()
-        case _:
-            return told
+    said_by_executor = any(key == _STATUS_DETAILS for key, _ in error.trailing_metadata() or ())
+    if not said_by_executor and error.code() is grpc.StatusCode.UNAVAILABLE:
+        return _gone(address)
+    if not said_by_executor and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return _too_late()
+    return from_rpc_error(error)
 
 
 def _gone(address: str) -> HermesError:

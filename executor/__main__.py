@@ -6,26 +6,21 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
-import torch
 
-from executor.engine import Engine
-from executor.memory import build_cache
-from executor.model import Model, choose_device, choose_dtype
-from executor.scheduler import SchedulerLimits
-from executor.service import ExecutorAdminService, ExecutorService, Outbox
-from executor.translate import Translator
-from hermes.v1 import executor_pb2, executor_pb2_grpc
+from hermes.v1 import executor_pb2_grpc
 from shared import server as hermes_server
 from shared.config import ExecutorSettings
 from shared.errors import StartupError
-from shared.fingerprints import model_version, tokenizer_fingerprint
-from shared.models import resolve
+from shared.metrics import Endpoint
 from shared.server import Health
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from executor.build import Executor
+
+log: Final = logging.getLogger(__name__)
 
 SERVICE: Final = "hermes.v1.Executor"
 
@@ -37,77 +32,46 @@ class ExecutorApplication:
     services: Sequence[str] = (SERVICE, "hermes.v1.ExecutorAdmin")
 
     def __init__(self, settings: ExecutorSettings) -> None:
+        """Raises StartupError for settings that no executor can run with."""
         if settings.max_running > settings.max_batch_tokens:
             raise StartupError(
                 f"max_running {settings.max_running} is above max_batch_tokens {settings.max_batch_tokens};"
                 " a step must have room for a token of each running request."
             )
         self._settings = settings
-        self._engine: Engine | None = None
+        self._executor: Executor | None = None
+        self._endpoint: Endpoint | None = None
 
     async def start(self, server: grpc.aio.Server, health: Health) -> None:
         """Loads the model, starts the engine, adds the servicers. Raises StartupError."""
         loop = asyncio.get_running_loop()
-        outbox = Outbox(loop)
 
         def on_death() -> None:
             asyncio.run_coroutine_threadsafe(health.set(SERVICE, serving=False), loop)
 
-        service = await asyncio.to_thread(self._build, outbox, on_death)
-        executor_pb2_grpc.add_ExecutorServicer_to_server(service, server)
-        executor_pb2_grpc.add_ExecutorAdminServicer_to_server(ExecutorAdminService(), server)
+        self._executor = await asyncio.to_thread(_build, self._settings, loop, on_death)
+        self._endpoint = Endpoint(self._executor.metrics.registry, self._settings.host, self._settings.metrics_port)
+        log.info("metrics on http://%s:%d/metrics", self._settings.host, self._endpoint.port)
+        self._executor.engine.start()
+        executor_pb2_grpc.add_ExecutorServicer_to_server(self._executor.service, server)
+        executor_pb2_grpc.add_ExecutorAdminServicer_to_server(self._executor.admin, server)
         await health.set(SERVICE, serving=True)
 
     async def drain(self) -> None:
-        """Running requests end by themselves; the server waits for their calls."""
+        """Nothing to do: what runs ends by itself, and the server waits for its calls."""
 
     async def stop(self) -> None:
         """Ends the engine after the step that runs."""
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.close)
+        if self._executor is not None:
+            await asyncio.to_thread(self._executor.engine.stop)
 
-    def _build(self, outbox: Outbox, on_death: Callable[[], None]) -> ExecutorService:
-        settings = self._settings
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        directory = resolve(settings.model)
-        device = choose_device(settings.device)
-        dtype = choose_dtype(settings.dtype, device)
-        log.info("loading %s as %s on %s", directory.path, dtype, device)
-        model = Model.load(directory.path, device, dtype)
-        cache = build_cache(model.layout, settings)
-        engine = Engine(
-            model,
-            cache,
-            SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting),
-            retry_after_seconds=settings.retry_after_seconds,
-            flush=outbox.flush,
-            on_death=on_death,
-        )
-        info = executor_pb2.GetModelInfoResponse(
-            model=settings.model_name or directory.name,
-            model_version=model_version(directory.path),
-            tokenizer_fingerprint=tokenizer_fingerprint(directory.path),
-            vocab_size=model.vocab_size,
-            context_length=model.context_length,
-            eos_token_ids=sorted(model.eos_token_ids),
-            block_size=cache.block_size,
-            kv_bytes_per_token=model.layout.bytes_per_token,
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
-        )
-        translator = Translator(
-            vocab_size=model.vocab_size,
-            context_length=model.context_length,
-            eos_token_ids=model.eos_token_ids,
-            defaults=model.defaults,
-            model_version=info.model_version,
-            tokenizer_fingerprint=info.tokenizer_fingerprint,
-        )
-        log.info("KV pool: %d tokens in blocks of %d", cache.capacity, cache.block_size)
-        engine.start()
-        self._engine = engine
-        return ExecutorService(engine, outbox, translator, info, prompt_timeout_seconds=settings.prompt_timeout_seconds)
+
+def _build(settings: ExecutorSettings, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Executor:
+    from executor.build import build  # noqa: PLC0415 -- takes seconds, in which signals must work
+
+    return build(settings, loop, on_death)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -27,6 +27,9 @@ _NOT_DONE_HERE: Final = {
     "sliding_window": "a sliding attention window",
     "softcap": "a soft cap on attention scores",
     "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
     "position_bias": "a position bias",
     "alibi": "ALiBi position biases",
     "head_mask": "a head mask",
@@ -170,7 +173,7 @@ def running(cache: StepCache) -> Iterator[None]:
 
 
 def _attention_function(
-    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: `key` and `value` are what `StepCache.update` returned."""
     if _current.cache is None:
@@ -180,6 +183,9 @@ def _attention_function(
     for name, what in _NOT_DONE_HERE.items():
         if options.get(name) is not None:
             _refuse(what)
+    causal = options.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        _refuse("attention in both directions")
     scale = options.get("scaling")
     if scale is None:
         scale = query.shape[-1] ** -0.5

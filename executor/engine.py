@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
 
 from executor.batch import Work, pack
 from executor.kv.cache import KVCache
@@ -20,18 +19,9 @@ from executor.requests import Deliver, Failed, FinishReason, Request, Sequence
 from executor.sampler import SampleRow, TokenHistory, sample
 from executor.scheduler import Scheduler, SchedulerLimits
 from shared.errors import HermesError, internal, invalid_argument, resource_exhausted, unavailable
+from shared.metrics import ExecutorMetrics, Load
 
 log = logging.getLogger(__name__)
-
-
-class Load(NamedTuple):
-    """Occupancy after the last step."""
-
-    running_requests: int
-    waiting_requests: int
-    blocks_total: int
-    blocks_active: int
-    blocks_cached: int
 
 
 class Engine:
@@ -43,6 +33,7 @@ class Engine:
         cache: KVCache,
         limits: SchedulerLimits,
         *,
+        metrics: ExecutorMetrics,
         retry_after_seconds: float = 1.0,
         flush: Callable[[], None] = lambda: None,
         on_death: Callable[[], None] = lambda: None,
@@ -55,6 +46,7 @@ class Engine:
         self._model = model
         self._cache = cache
         self._scheduler = Scheduler(cache, limits)
+        self._metrics = metrics
         self._retry_after_seconds = retry_after_seconds
         self._flush = flush
         self._on_death = on_death
@@ -63,6 +55,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._ended: HermesError | None = None
+        self._gate = threading.Lock()  # no request slips in behind the end
         self._load = self._measure()
 
     @property
@@ -88,7 +81,8 @@ class Engine:
     def submit(self, request: Request, deliver: Deliver) -> Sequence:
         """Queues a request, whose events go to `deliver` on the engine's thread. Returns the handle to cancel it by.
 
-        Raises INVALID_ARGUMENT for a prompt that the pool can never hold. A queue without room is told as an event.
+        Raises INVALID_ARGUMENT for a prompt that the pool can never hold, and what the engine ended with, if it has.
+        A queue without room is told as an event.
         """
         if len(request.prompt) > self._cache.capacity:
             raise invalid_argument(
@@ -99,7 +93,10 @@ class Engine:
                 limit=str(self._cache.capacity),
             )
         sequence = Sequence(request, deliver)
-        self._inbox.put(lambda: self._enqueue(sequence))
+        with self._gate:
+            if self._ended is not None:
+                raise self._ended
+            self._inbox.put(lambda: self._enqueue(sequence))
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -111,11 +108,12 @@ class Engine:
         self._inbox.put(lambda: self._conclude(sequence, FinishReason.STOP) if sequence in self._live else None)
 
     def step(self) -> bool:
-        """Takes what is in the inbox and runs one step. Returns whether there was anything to run."""
+        """Takes what is in the inbox and runs one step. Returns whether requests are left."""
         while not self._inbox.empty():
             self._inbox.get()()
         works = self._scheduler.schedule()
         self._announce(works)
+        self._flush()
         for sequence in self._scheduler.starved:
             self._conclude(sequence, FinishReason.LENGTH)
         if works:
@@ -123,7 +121,7 @@ class Engine:
         self._cache.reclaim()
         self._load = self._measure()
         self._flush()
-        return bool(works)
+        return bool(self._live)
 
     def _execute(self, works: Rows[Work]) -> None:
         """Runs a step on the model. One that fails ends its own requests, publishes nothing, and harms no others."""
@@ -146,6 +144,11 @@ class Engine:
 
     def _extend(self, sequence: Sequence, token: int) -> None:
         """Adds a chosen token, and ends the answer where it ends."""
+        seconds = sequence.since_last_token()
+        if sequence.generated:
+            self._metrics.next_token(seconds)
+        else:
+            self._metrics.first_token(seconds)
         sequence.deliver(sequence.extend(token))
         stopping = sequence.request.stopping
         if token in stopping.stop_token_ids:
@@ -163,10 +166,8 @@ class Engine:
         return SampleRow(request.sampling, sequence.generated, sequence.history, forbidden)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        if self._ended is not None:
-            sequence.deliver(Failed(self._ended))
-        elif self._scheduler.full:
-            sequence.deliver(Failed(self._queue_full()))
+        if self._scheduler.full:
+            self._tell_failure(sequence, self._queue_full())
         else:
             self._live.add(sequence)
             self._scheduler.add(sequence)
@@ -174,11 +175,14 @@ class Engine:
     def _announce(self, works: Rows[Work]) -> None:
         """Tells the sequences that run for the first time that they were admitted, and counts their hits, once."""
         for sequence in (work.sequence for work in works if work.sequence.cached_tokens is None):
-            sequence.deliver(sequence.admit())
+            started = sequence.admit()
+            self._metrics.admitted(started.prompt_tokens, started.cached_tokens)
+            sequence.deliver(started)
 
     def _conclude(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         """Ends an answer: its blocks are released before it is told."""
         self._leave(sequence)
+        self._metrics.finished(reason.name.lower())
         sequence.deliver(sequence.finished(reason, stop_token_id))
 
     def _leave(self, sequence: Sequence) -> None:
@@ -196,6 +200,10 @@ class Engine:
         self._scheduler.remove(sequence)
         if sequence.blocks is not None:
             sequence.blocks.abandon()
+        self._tell_failure(sequence, error)
+
+    def _tell_failure(self, sequence: Sequence, error: HermesError) -> None:
+        self._metrics.failed(error.reason)
         sequence.deliver(Failed(error))
 
     def _queue_full(self) -> HermesError:
@@ -208,11 +216,13 @@ class Engine:
     def _measure(self) -> Load:
         stats = self._cache.stats
         return Load(
-            running_requests=len(self._scheduler.running),
-            waiting_requests=len(self._scheduler.waiting),
-            blocks_total=self._cache.pool.usable_blocks,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            blocks_free=stats.blocks_free,
             blocks_active=stats.blocks_active,
             blocks_cached=stats.blocks_cached,
+            preemptions=self._scheduler.preemptions,
+            evicted_blocks=stats.evicted_blocks,
         )
 
     def _run(self) -> None:
@@ -230,8 +240,9 @@ class Engine:
         self._stopping = True
 
     def _end(self, error: HermesError) -> None:
-        """Fails what is left, and everything that still comes."""
-        self._ended = error
+        """Fails all that is left, and closes the inbox."""
+        with self._gate:
+            self._ended = error
         while not self._inbox.empty():
             self._inbox.get()()
         for sequence in list(self._live):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -12,7 +14,8 @@ from executor.kv.pool import BlockPool, KVLayout, auto_block_size
 from shared.config import ExecutorSettings, memory_bytes
 from shared.errors import StartupError
 
-_LEAST_BLOCKS = 8  # below this a pool serves no conversation, and the setting is surely a slip
+_MEMINFO: Final = Path("/proc/meminfo")
+_LEAST_BLOCKS: Final = 8  # below this a pool serves no conversation, and the setting is surely a slip
 
 
 def build_cache(layout: KVLayout, settings: ExecutorSettings) -> KVCache:
@@ -56,7 +59,11 @@ def limits(settings: ExecutorSettings) -> KVLimits:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now."""
+    """Memory that is free on the device now; all of it for a CPU whose system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024  # what the page cache would give back counts as free
+    except (OSError, KeyError):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,9 @@ class Model:
         network.set_attn_implementation(ATTENTION_NAME)
         self.network = network
         self.defaults = defaults
-        self.eos_token_ids = eos_token_ids
         self.vocab_size = int(config.vocab_size)
+        # Some small models keep the ids of the large one that they were cut from.
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < self.vocab_size)
         self.context_length = int(config.max_position_embeddings)
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
@@ -52,18 +53,25 @@ class Model:
     def load(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> Model:
         """Loads a Hugging Face model directory. Raises StartupError with a sentence where it cannot be served."""
         try:
-            config = AutoConfig.from_pretrained(directory, local_files_only=True)
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             refuse_by_config(config)
-            network = AutoModelForCausalLM.from_pretrained(
-                directory, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+            network, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
+            _require_all(found["missing_keys"])
             settings = _generation_config(directory)
             return cls(network.to(device).eval(), _defaults(settings), _eos_token_ids(settings, config))
         except UnsupportedModelError as error:
             raise StartupError(f"The model in {directory} cannot be served: {error}.") from error
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise StartupError(f"The model in {directory} cannot be loaded: {first_line}") from error
+        except Exception as error:  # transformers, safetensors and the model's own code raise whatever they like
+            said = (str(error).strip().splitlines() or ["it does not say why"])[0]
+            raise StartupError(f"The model in {directory} cannot be loaded ({type(error).__name__}): {said}") from error
 
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Rows[Tensor], values: Rows[Tensor]) -> Tensor:
@@ -77,6 +85,12 @@ class Model:
                 input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=sampled_rows
             ).logits
         return logits[0].float()
+
+
+def _require_all(missing: Collection[str]) -> None:
+    """Raises UnsupportedModelError for weights that are in no file; transformers makes up random ones for them."""
+    if missing:
+        raise UnsupportedModelError(f"its files lack {len(missing)} of its weights, such as {min(missing)}")
 
 
 def choose_device(name: str) -> torch.device:

@@ -128,6 +128,7 @@ class Sequence:
     submitted: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -160,10 +161,15 @@ class Sequence:
         self.admitted = time.monotonic()
         return Started(self.prompt_tokens, self.cached_tokens)
 
+    def since_last_token(self) -> float:
+        """Seconds since the last token, or since the arrival where none has come yet."""
+        return time.monotonic() - (self.last_token or self.submitted)
+
     def extend(self, token: int) -> Generated:
         """Adds a chosen token, which has not run yet."""
         self.tokens.append(token)
-        self.first_token = self.first_token or time.monotonic()
+        self.last_token = time.monotonic()
+        self.first_token = self.first_token or self.last_token
         if self.history is not None:
             self.history.add(token)
         return Generated(token)

@@ -116,9 +116,9 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         """Occupancy after the engine's last step."""
         load = self._engine.load
         return executor_pb2.GetLoadResponse(
-            running_requests=load.running_requests,
-            waiting_requests=load.waiting_requests,
-            kv_blocks_total=load.blocks_total,
+            running_requests=load.running,
+            waiting_requests=load.waiting,
+            kv_blocks_total=load.blocks_free + load.blocks_active + load.blocks_cached,
             kv_blocks_active=load.blocks_active,
             kv_blocks_cached=load.blocks_cached,
         )

@@ -12,9 +12,11 @@ from executor.kv.node import Scope
 from executor.model import GenerationDefaults
 from executor.requests import Finished, FinishReason, Request, Sampling, Stopping
 from hermes.v1 import executor_pb2, types_pb2
-from shared.errors import HermesError, failed_precondition, invalid_argument, unimplemented
+from shared.errors import HermesError, StartupError, failed_precondition, invalid_argument, unimplemented
 
 _MAX_PENALTY = 2.0  # the range that chat APIs give presence and frequency penalties
+_MAX_BIAS = 100.0  # and to biases; it bans or forces a token, and stays far from what overflows
+_REPETITION = (0.01, 100.0)  # beyond this a penalty means nothing, and may overflow
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -34,12 +36,18 @@ class Translator:
         model_version: str,
         tokenizer_fingerprint: str,
     ) -> None:
+        """Raises StartupError for defaults that no request could be answered with."""
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._eos_token_ids = eos_token_ids
         self._defaults = defaults
         self._model_version = model_version
         self._tokenizer_fingerprint = tokenizer_fingerprint
+        try:
+            self._sampling(types_pb2.SamplingParams())
+        except (HermesError, TypeError, ValueError) as error:
+            said = error.message if isinstance(error, HermesError) else str(error)
+            raise StartupError(f"The model's generation_config.json cannot be used; correct it: {said}") from error
 
     def check_tokenizer(self, start: executor_pb2.ExecutorStart) -> None:
         """Refuses ids of another tokenizer. Raises HermesError with FAILED_PRECONDITION."""
@@ -70,8 +78,9 @@ class Translator:
         self.check_length(len(prompt))
         self._check_ids("prompt", prompt)
         sampling, stopping = self._sampling(start.sampling), self._stopping(start.stopping)
-        if sampling.allowed and stopping.min_tokens and stopping.stop_token_ids.issuperset(sampling.allowed):
-            raise _bad("STOPPING", "min_tokens", "needs an allowed token that does not end the answer")
+        choices = sampling.allowed or range(self._vocab_size)
+        if stopping.min_tokens and stopping.stop_token_ids.issuperset(choices):
+            raise _bad("STOPPING", "min_tokens", "needs a token that may be chosen and does not end the answer")
         policy = start.cache
         return Request(
             prompt=tuple(prompt),
@@ -159,14 +168,17 @@ def _first(params: types_pb2.SamplingParams, name: str, model_default: float | N
 
 def _check(sampling: Sampling) -> None:
     _range("temperature", sampling.temperature, sampling.temperature >= 0, "must be 0 (greedy) or more")
+    _range("top_k", sampling.top_k, sampling.top_k >= 0, "must be 0 (the whole vocabulary) or more")
     _range("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "must be above 0 and at most 1")
     _range("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "must be from 0 to 1")
-    _range("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0, "must be above 0")
+    least, most = _REPETITION
+    penalty = sampling.repetition_penalty
+    _range("repetition_penalty", penalty, least <= penalty <= most, f"must be from {least:g} to {most:g}")
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
         _range(name, value, abs(value) <= _MAX_PENALTY, "must be from -2 to 2")
     for _, bias in sampling.logit_bias:
-        _range("logit_bias", bias, True, "must be finite")
+        _range("logit_bias", bias, abs(bias) <= _MAX_BIAS, "must be from -100 to 100")
 
 
 def _range(field: str, value: float, within: bool, rule: str) -> None:

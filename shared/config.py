@@ -107,6 +107,7 @@ class ExecutorSettings(ServerSettings):
     service = "executor"
 
     port: int = Field(default=50052, ge=0, le=65535, description="Port of the gRPC server; 0 takes a free one.")
+    metrics_port: int = Field(9102, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights, keys and values; auto is what suits the device."

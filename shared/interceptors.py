@@ -246,7 +246,6 @@ def _not_implemented(method: str) -> HermesError:
 
 def _unexpected(method: str, error: BaseException) -> HermesError:
     log.error("%s failed unexpectedly\n%s", method, logs.without_text(error), extra={"method": method})
-    log.debug("%s failed unexpectedly, with text", method, exc_info=error)
     return errors.internal("INTERNAL", "The server failed on this call; its log says why.")
 
 

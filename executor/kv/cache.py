@@ -124,7 +124,7 @@ class KVCache:
             blocks_private=pool.private_blocks,
             nodes=tree.nodes,
             tokens=tree.tokens,
-            roots=len(tree.roots()),
+            roots=tree.root_count,
             evicted_blocks=tree.evicted_blocks,
             pruned_branches=tree.pruned_branches,
             copied_tokens=self._copied_tokens,

@@ -1,9 +1,9 @@
 """Eviction: which leaf goes, and when.
 
-Only leaves that nobody reads go. Among them the least recently used first and the deepest among equals, so that a
-prefix outlives what was built on it. `lfu_aged` ranks by use counts instead, with the ageing of LFU-DA (Arlitt et al.,
-"Evaluating content management techniques for Web proxy caches", 1999): a leaf's rank is its hits plus the rank that
-was evicted last when it fell idle, so that old fame fades.
+Only leaves that nobody reads go, the least recently used first. A prefix is no leaf before all that was built on it is
+gone, so of blocks that were used together the deepest goes first. `lfu_aged` ranks by use counts instead, with the
+ageing of LFU-DA (Arlitt et al., "Evaluating content management techniques for Web proxy caches", 1999): a leaf's rank
+is its hits plus the rank that was evicted last when it fell idle, so that old fame fades.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from executor.kv.pool import BlockPool, OutOfBlocks
 from executor.kv.tree import PrefixTree
 
 COMPACT_FROM: Final = 64
-"""A heap of fewer entries is not worth sweeping."""
+"""Fewer entries, or heaps, are not worth sweeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,6 @@ class Entry(NamedTuple):
 
     rank: int
     last_use: int
-    height: int
-    """Minus the leaf's position, so that deeper leaves come first."""
     serial: int
     leaf: Node
 
@@ -78,9 +76,14 @@ class LeafHeap:
     def push(self, entry: Entry) -> None:
         heapq.heappush(self._entries, entry)
         if len(self._entries) > self._compact_at:
-            self._entries = [old for old in self._entries if old.is_fresh]
-            heapq.heapify(self._entries)
-            self._compact_at = max(2 * len(self._entries), COMPACT_FROM)
+            self.compact()
+
+    def compact(self) -> int:
+        """Drops the stale entries, and returns how many are left."""
+        self._entries = [entry for entry in self._entries if entry.is_fresh]
+        heapq.heapify(self._entries)
+        self._compact_at = max(2 * len(self._entries), COMPACT_FROM)
+        return len(self._entries)
 
     def pop(self) -> Entry | None:
         """The first fresh entry."""
@@ -101,14 +104,15 @@ class IdleLeaves:
         self._serial = count()
         self._all = LeafHeap()
         self._heaps: dict[str, LeafHeap] = {}
+        self._sweep_at = COMPACT_FROM
 
     def push(self, leaf: Node) -> None:
         """A leaf fell idle, or an idle node became a leaf."""
         rank = self._age + leaf.hits if self._ages else leaf.last_use
-        entry = Entry(rank, leaf.last_use, -leaf.start, next(self._serial), leaf)
+        entry = Entry(rank, leaf.last_use, next(self._serial), leaf)
         self._all.push(entry)
         if self._by_namespace:
-            self._heaps.setdefault(leaf.root.scope.namespace, LeafHeap()).push(entry)
+            self._heap_of(leaf.root.scope.namespace).push(entry)
 
     def pop(self) -> Node | None:
         """The leaf that goes first; the caller removes it from the tree."""
@@ -117,10 +121,16 @@ class IdleLeaves:
     def pop_of(self, namespace: str) -> Node | None:
         """The leaf of a namespace that goes first. None too where `namespace_share` is 1: nobody has to ask then."""
         heap = self._heaps.get(namespace)
-        leaf = self._taken(heap.pop()) if heap else None
-        if leaf is None:
-            self._heaps.pop(namespace, None)
-        return leaf
+        return self._taken(heap.pop()) if heap else None
+
+    def _heap_of(self, namespace: str) -> LeafHeap:
+        heap = self._heaps.get(namespace)
+        if heap is None:
+            if len(self._heaps) >= self._sweep_at:  # or namespaces that came once would stay for ever
+                self._heaps = {name: old for name, old in self._heaps.items() if old.compact()}
+                self._sweep_at = max(2 * len(self._heaps), COMPACT_FROM)
+            heap = self._heaps[namespace] = LeafHeap()
+        return heap
 
     def _taken(self, entry: Entry | None) -> Node | None:
         if entry is None:

@@ -22,6 +22,9 @@ def check_tree(tree: PrefixTree, pool: BlockPool) -> None:
     _require(tree.tokens == sum(len(node.tokens) for node in nodes), "the count of tokens is wrong")
     _require(tree.referenced == sum(node.references > 0 for node in nodes), "the count of read nodes is wrong")
     _require(tree.held == Counter(node.root.scope.namespace for node in nodes), "blocks by namespace are miscounted")
+    for parent in (*tree.roots(), *nodes):
+        in_order = all(left.tokens < right.tokens for left, right in pairwise(parent.children))
+        _require(in_order, f"the children of the node at {parent.start} are out of order")
     for root in tree.roots():
         _require(bool(root.children or root.references), "an empty root was kept")
         _require(root.anonymous or tree.find(root.scope) is root, "a root is not found under its scope")
@@ -34,6 +37,8 @@ def check_references(tree: PrefixTree, pool: BlockPool, sequences: Iterable[Sequ
     for sequence in sequences:
         shared = sequence.table[: sequence.shared]
         _require(shared == [node.block for node in sequence.path], "a table and its path name other blocks")
+        starts = [node.start for node in sequence.path]
+        _require(starts == [i * pool.block_size for i in range(len(starts))], "a path's nodes stand somewhere else")
         readers.update(sequence.path)
         private.update(sequence.table[sequence.shared :])
     for node in tree.walk():
@@ -51,7 +56,6 @@ def _check_node(node: Node, block_size: int) -> None:
     _require(node.start == parent.end, f"the node at {node.start} does not follow its parent")
     _require(0 < len(node.tokens) <= block_size, f"the node at {node.start} holds {len(node.tokens)} tokens")
     _require(len(node.tokens) == block_size or not node.children, "a partial node has children")
-    _require(all(left.tokens < right.tokens for left, right in pairwise(node.children)), "siblings are out of order")
     _require(not node.root.anonymous or node.references > 0, "an anonymous node is kept without readers")
     if parent is not node.root:
         _require(parent.references >= node.references, f"the node at {node.start} has more readers than its parent")

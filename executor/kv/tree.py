@@ -98,6 +98,11 @@ class PrefixTree:
         root.references -= 1
         self._drop_if_empty(root)
 
+    @property
+    def root_count(self) -> int:
+        """How many roots there are, anonymous ones too."""
+        return len(self._roots) + len(self._anonymous)
+
     def roots(self) -> list[Root]:
         """All roots: those that can be found, least recently entered first, then the anonymous ones."""
         return [*self._roots.values(), *self._anonymous]

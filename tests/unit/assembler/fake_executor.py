@@ -30,7 +30,7 @@ def finished(index: int = 0, usage: types_pb2.Usage | None = None, **fields: Any
 class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
     """Answers every prompt by its script, and keeps what it was sent.
 
-    heard: everything after the prompt. calls: times at which a handshake or a job was asked for.
+    heard: everything after the prompt. ended: set when a job's call is over.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -41,7 +41,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.parts: list[executor_pb2.ExecutorGenerateRequest] = []
         self.heard: asyncio.Queue[executor_pb2.ExecutorGenerateRequest] = asyncio.Queue()
         self.seconds: float | None = None
-        self.cancelled = asyncio.Event()
+        self.ended = asyncio.Event()
         self.error: HermesError | None = None
         self.address = "127.0.0.1:0"
         self._server: grpc.aio.Server | None = None
@@ -63,6 +63,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
 
     async def Generate(self, request_iterator: Any, context: Any) -> AsyncIterator[Event]:  # noqa: N802
         self.seconds = context.time_remaining()
+        context.add_done_callback(lambda _: self.ended.set())
         if self.error is not None:
             status = rpc_status.to_status(self.error.status())
             await context.abort(status.code, status.details, status.trailing_metadata)
@@ -80,9 +81,6 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         try:
             async for event in self.script(self):
                 yield event
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
         finally:
             listener.cancel()
 

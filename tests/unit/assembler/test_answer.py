@@ -9,6 +9,7 @@ from assembler.detokenizer import StopRule
 from assembler.pipeline import ModelFiles
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 
+PLAIN = StopRule()
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 
 
@@ -22,7 +23,7 @@ def finished(index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateR
     return executor_pb2.ExecutorGenerateResponse(finished=executor_pb2.ExecutionFinished(index=index, **fields))
 
 
-def answer(files: ModelFiles, rule: StopRule = StopRule()) -> Answer:
+def answer(files: ModelFiles, rule: StopRule = PLAIN) -> Answer:
     info = assembler_pb2.AssemblyInfo(tokenizer_fingerprint="f")
     info.timings.assemble.FromMilliseconds(5)
     head = assembler_pb2.AnswerStarted(request_id="r", model="m", info=info)
@@ -99,7 +100,7 @@ async def test_deltas_that_pile_up_become_one_a_sample() -> None:
     assert first.HasField("started")
     assert "".join(event.delta.text for event in rest if event.delta.index == 0) == "abbccc"
     assert "".join(event.delta.text for event in rest if event.delta.index == 1) == "ABBCCCD"
-    assert [list(event.delta.token_ids) for event in rest if event.HasField("delta")][0] == [1, 2, 3]
+    assert next(list(event.delta.token_ids) for event in rest if event.HasField("delta")) == [1, 2, 3]
     assert len(rest) <= 4
 
 
@@ -108,11 +109,10 @@ async def test_what_ends_the_source_ends_the_joined_events_after_all_that_came_b
         yield text_delta("a")
         raise ValueError("gone")
 
-    seen = []
+    events = joined(source())
+    assert (await anext(events)).delta.text == "a"
     with pytest.raises(ValueError, match="gone"):
-        async for event in joined(source()):
-            seen.append(event.delta.text)
-    assert seen == ["a"]
+        await anext(events)
 
 
 async def test_leaving_early_closes_the_source() -> None:

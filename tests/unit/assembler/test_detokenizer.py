@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from assembler import tokenizer
 from assembler.detokenizer import SampleText, StopMatcher, StopRule, detokenizer
 from assembler.pipeline import ModelFiles
-from assembler.tokenizer import Tokenizer, TokenIds
+from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.vocabulary import Joining
 
 WORDS = ["▁", "▁hello", "▁world", "hello", "s", "é", "你", "!", "▁▁", "\n", "<"]
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
 LETTERS = st.sampled_from(["a", "b", "ab", "ba", "", "aab", "abab", "c"])
 
 
@@ -24,10 +25,9 @@ def built(directory: Path, tokenizer_object: Any) -> Tokenizer:
 @pytest.fixture(scope="module")
 def byte_pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """As SentencePiece models with byte fallback are converted: Llama 2, Mistral, Gemma."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
     made = tokenizers.Tokenizer(
         tokenizers.models.BPE(
-            {piece: at for at, piece in enumerate(pieces)}, [], byte_fallback=True, fuse_unk=True, unk_token="<unk>"
+            {piece: at for at, piece in enumerate(PIECES)}, [], byte_fallback=True, fuse_unk=True, unk_token=PIECES[0]
         )
     )
     made.normalizer = tokenizers.normalizers.Sequence(

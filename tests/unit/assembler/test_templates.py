@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from assembler import tokenizer_config
 from assembler.messages import Conversation, Message, Role
@@ -15,11 +16,13 @@ from shared.errors import HermesError, StartupError
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 
 CHATML = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA_2 = """\
-{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}
+{% if messages[0]['role'] == 'system' %}
+    {% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}
 {% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}
 {% for message in loop_messages %}
     {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
@@ -49,7 +52,8 @@ LLAMA_3 = """\
 {{- "Today Date: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
 {%- for message in messages %}
     {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
@@ -57,7 +61,8 @@ LLAMA_3 = """\
 GEMMA = """\
 {{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {% for message in messages %}
-    {% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
+    {% if (message['role'] == 'assistant') %}{% set role = 'model' %}
+    {% else %}{% set role = message['role'] %}{% endif %}
     {{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
 {% endfor %}
 {% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}
@@ -74,7 +79,8 @@ THINKING = """\
             {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
         {%- if loop.index0 == ns.last %}
-            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
+            {{- content.lstrip('\\n') }}
         {%- else %}{{- '<|im_start|>assistant\\n' + content }}{%- endif %}
         {{- '<|im_end|>\\n' }}
     {%- else %}{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{%- endif %}
@@ -110,8 +116,6 @@ def conversation(*turns: tuple[str, str]) -> Conversation:
 
 
 def as_transformers(source: str, told: Conversation, options: RenderOptions, named: dict[str, str] = NAMED) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     messages = [
         {
             "role": str(message.role),
@@ -150,7 +154,11 @@ def test_the_text_is_transformers_text(style: str, turns: Any, system: str | Non
 @pytest.mark.parametrize("style", ["thinking", "everything"])
 def test_names_and_reasoning_reach_the_template_as_from_transformers(style: str) -> None:
     told = Conversation(
-        (Message(Role.USER, "q", name="ann"), Message(Role.ASSISTANT, "a", reasoning="because"), Message(Role.TOOL, "5"))
+        (
+            Message(Role.USER, "q", name="ann"),
+            Message(Role.ASSISTANT, "a", reasoning="because"),
+            Message(Role.TOOL, "5"),
+        )
     )
     options = RenderOptions()
     assert JinjaTemplate(STYLES[style], NAMED).render(told, options) == as_transformers(STYLES[style], told, options)
@@ -194,7 +202,13 @@ def test_what_a_template_raises_is_told_to_the_caller() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ messages[7].content.x }}", "{{ 1 + 'a' }}", "{{ ''.__class__.mro() }}", "{{ messages.append(1) }}", "{{ 1/0 }}"],
+    [
+        "{{ messages[7].content.x }}",
+        "{{ 1 + 'a' }}",
+        "{{ ''.__class__.mro() }}",
+        "{{ messages.append(1) }}",
+        "{{ 1/0 }}",
+    ],
 )
 def test_whatever_goes_wrong_in_a_template_is_a_template_error(source: str) -> None:
     with pytest.raises(HermesError) as caught:
@@ -210,7 +224,8 @@ def test_a_template_variable_reaches_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["never_read", "messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "ns", "self"]
+    "name",
+    ["never_read", "messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "ns", "self"],
 )
 def test_a_variable_that_the_caller_cannot_set_is_refused_by_name(name: str) -> None:
     template = JinjaTemplate(THINKING, {})
@@ -228,9 +243,9 @@ def test_a_variable_with_a_default_in_the_template_can_be_set() -> None:
 
 
 def test_a_template_that_prints_the_date_prints_todays() -> None:
-    before = datetime.now().strftime("%d %b %Y")
+    before = datetime.now().astimezone().strftime("%d %b %Y")
     text = JinjaTemplate(LLAMA_3, NAMED).render(conversation(("user", "q")), RenderOptions())
-    assert any(day in text for day in (before, datetime.now().strftime("%d %b %Y")))
+    assert any(day in text for day in (before, datetime.now().astimezone().strftime("%d %b %Y")))
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
@@ -247,7 +262,8 @@ def test_a_generation_prompt_and_a_continued_message_exclude_each_other() -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "continued", "added"), [(None, False, True), (None, True, False), (False, False, False), (True, False, True)]
+    ("asked", "continued", "added"),
+    [(None, False, True), (None, True, False), (False, False, False), (True, False, True)],
 )
 def test_a_generation_prompt_is_added_unless_told_otherwise(asked: bool | None, continued: bool, added: bool) -> None:
     options = render_options(add_generation_prompt=asked, continue_final_message=continued, kwargs_json="")

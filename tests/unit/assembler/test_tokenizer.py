@@ -25,7 +25,9 @@ def write_word_piece(directory: Path) -> None:
     built = tokenizers.Tokenizer(tokenizers.models.WordPiece({piece: at for at, piece in enumerate(pieces)}))
     built.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     built.decoder = tokenizers.decoders.WordPiece(cleanup=False)
-    built.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])
+    built.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)]
+    )
     built.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
     built.enable_truncation(2)
     built.enable_padding(length=50)
@@ -127,7 +129,9 @@ def test_the_reference_serves_where_fastokens_differs(
     assert "differs" in caplog.text
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"model": {"type": "BPE", "vocab": {}, "merges": 5}, "added_tokens": []}'])
+@pytest.mark.parametrize(
+    "content", [None, "{", '{"model": {"type": "BPE", "vocab": {}, "merges": 5}, "added_tokens": []}']
+)
 def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_a_sentence(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)

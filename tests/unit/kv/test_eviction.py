@@ -135,6 +135,14 @@ def test_many_touches_do_not_pile_up(make_runner: MakeRunner):
     assert len(idle._heaps["a"]._entries) <= 128
 
 
+def test_namespaces_that_came_once_are_forgotten(make_runner: MakeRunner):
+    runner = make_runner(blocks=8, namespace_share=0.9)
+    for turn in range(500):
+        runner.run(prompt(1, 4), namespace=f"tenant {turn}")
+    assert len(runner.cache._evictor._idle._heaps) <= 64
+    assert runner.cache.stats.roots == 8
+
+
 def test_admission_counts_what_is_free_and_what_may_be_evicted(make_runner: MakeRunner):
     runner = make_runner(blocks=8)
     runner.run(prompt(1, 16))

@@ -38,6 +38,11 @@ def leak_a_block(runner: Any, blocks: Any) -> None:
     runner.cache.pool.allocate()
 
 
+def disorder_siblings(runner: Any, blocks: Any) -> None:
+    runner.begin(list(range(50, 60)))
+    blocks.path[0].root.children.reverse()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -48,6 +53,7 @@ def leak_a_block(runner: Any, blocks: Any) -> None:
         lose_a_child,
         miscount_tokens,
         leak_a_block,
+        disorder_siblings,
     ],
 )
 def test_check_notices(make_runner: MakeRunner, damage: Callable[[Any, Any], None]):

@@ -1,0 +1,339 @@
+"""The assembler as a process of its own, in front of an executor that a test plays."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+from tokenizers import Tokenizer
+
+from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
+from shared import models
+from tests.unit.assembler.fake_executor import Event, FakeExecutor, delta, finished, started
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+IDLE_MEMORY = 200 * 2**20
+WORDS = "Paris, é 😀 city of light. STOP here"
+
+
+@dataclass
+class Running:
+    """An assembler's process and the ways to ask it."""
+
+    process: asyncio.subprocess.Process
+    address: str
+    channel: grpc.aio.Channel
+
+    @property
+    def stub(self) -> Any:
+        return assembler_pb2_grpc.AssemblerStub(self.channel)
+
+    async def becomes(self, serving: bool, service: str = "hermes.v1.Assembler.Generate") -> None:
+        """Returns when the health is as said."""
+        health = health_pb2_grpc.HealthStub(self.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=service))
+        async for answer in watch:
+            if answer.status == (SERVING if serving else NOT_SERVING):
+                watch.cancel()
+                return
+
+    async def generate(self, **fields: Any) -> list[Any]:
+        return [event async for event in self.stub.Generate(request(**fields), timeout=30)]
+
+
+def chat(*turns: tuple[str, str], **fields: Any) -> assembler_pb2.Prompt:
+    messages = [types_pb2.Message(role=role, content=content) for role, content in turns]
+    return assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages, **fields))
+
+
+def request(**fields: Any) -> assembler_pb2.AssemblerGenerateRequest:
+    fields.setdefault("prompt", chat(("user", "hi")))
+    return assembler_pb2.AssemblerGenerateRequest(**fields)
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    """The reason in the one ErrorInfo that every error carries."""
+    status = rpc_status.from_call(error)
+    assert status is not None
+    infos = [detail for detail in status.details if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR)]
+    info = error_details_pb2.ErrorInfo()
+    assert len(infos) == 1
+    assert infos[0].Unpack(info)
+    assert info.domain == "hermes"
+    return info.reason
+
+
+@pytest.fixture
+async def executor(model_directory: Path) -> AsyncIterator[FakeExecutor]:
+    fake = FakeExecutor(models.tokenizer_fingerprint(model_directory))
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@contextlib.asynccontextmanager
+async def process(model: Path, executor: str) -> AsyncIterator[Running]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "assembler", "--port", "0", "--model", str(model), "--executor", executor,
+        "--model-name", "smol", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert child.stderr is not None
+    try:
+        while (ready := re.search(rb"assembler ready on ([\d.:]+)", line := await child.stderr.readline())) is None:
+            assert line, "the assembler ended before it was ready"
+        drained = asyncio.create_task(child.stderr.read())
+        address = ready[1].decode()
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Running(child, address, channel)
+        if child.returncode is None:
+            child.terminate()
+        await child.wait()
+        await drained
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+@pytest.fixture
+async def assembler(model_directory: Path, executor: FakeExecutor) -> AsyncIterator[Running]:
+    async with process(model_directory, executor.address) as running:
+        await running.becomes(serving=True)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tokens(model_directory: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+
+
+def saying(ids: list[int], **end: Any) -> Any:
+    async def script(_: FakeExecutor) -> AsyncIterator[Event]:
+        yield started(3)
+        for token_id in ids:
+            yield delta(token_id)
+        yield finished(usage=types_pb2.Usage(prompt_tokens=3, completion_tokens=len(ids)), **end)
+
+    return script
+
+
+async def read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def endless(_: FakeExecutor) -> AsyncIterator[Event]:
+    yield started(3)
+    while True:
+        yield delta(260)
+        await asyncio.sleep(0.01)
+
+
+async def test_the_idle_process_has_neither_torch_nor_transformers_and_is_small(assembler: Running) -> None:
+    directory = Path(f"/proc/{assembler.process.pid}")
+    mapped = (directory / "maps").read_text()
+    assert "fastokens" in mapped
+    assert not re.search(r"/(torch|transformers|numpy)/", mapped)
+    resident = re.search(r"VmRSS:\s+(\d+) kB", (directory / "status").read_text())
+    assert resident is not None
+    assert int(resident[1]) * 1024 < IDLE_MEMORY
+
+
+async def test_assemble_gives_ids_text_and_how_they_came_to_be(assembler: Running, tokens: Tokenizer) -> None:
+    asked = assembler_pb2.AssembleRequest(prompt=chat(("human", "hi")), return_text=True, request_id="mine")
+    answer = await assembler.stub.Assemble(asked)
+    assert answer.text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert list(answer.token_ids) == tokens.encode(answer.text).ids
+    assert answer.request_id == "mine"
+    assert len(answer.info.template_version) == len(answer.info.tokenizer_fingerprint) == 64
+    assert answer.info.timings.assemble.ToMicroseconds() > 0
+    again = await assembler.stub.Assemble(assembler_pb2.AssembleRequest(prompt=asked.prompt))
+    assert not again.HasField("text")
+    assert again.request_id
+
+
+async def test_an_answer_streams_as_whole_characters_with_its_ids(
+    assembler: Running, executor: FakeExecutor, tokens: Tokenizer
+) -> None:
+    ids = [*tokens.encode(WORDS).ids, 2]
+    executor.script = saying(ids, stop_token_id=2)
+    cache = types_pb2.CachePolicy(namespace="tenant")
+    events = await assembler.generate(cache=cache, model="smol", request_id="r", affinity_key="any")
+    first, *deltas, last = events
+    assert (first.started.request_id, first.started.model, first.started.prompt_tokens) == ("r", "smol", 3)
+    assert first.started.info.tokenizer_fingerprint == executor.model.tokenizer_fingerprint
+    assert all(event.HasField("delta") for event in deltas)
+    assert "".join(event.delta.text for event in deltas) == WORDS
+    assert not any("\ufffd" in event.delta.text for event in deltas)
+    assert [token for event in deltas for token in event.delta.token_ids] == ids
+    assert (last.finished.finish_reason, last.finished.stop_token_id) == (types_pb2.FINISH_REASON_STOP, 2)
+    assert last.finished.usage.completion_tokens == len(ids)
+    (part,) = executor.parts
+    assert (part.start.request_id, part.start.cache.namespace) == ("r", "tenant")
+
+
+async def test_a_stop_string_ends_its_sample_on_the_executor_and_leaves_the_other(
+    assembler: Running, executor: FakeExecutor, tokens: Tokenizer
+) -> None:
+    stopped, whole = tokens.encode(WORDS).ids, tokens.encode("All of this.").ids
+
+    async def script(fake: FakeExecutor) -> AsyncIterator[Event]:
+        yield started(3)
+        for token_id in stopped:
+            yield delta(token_id)
+        assert (await fake.heard.get()).stop.index == 0
+        yield finished()
+        for token_id in whole:
+            yield delta(token_id, index=1)
+        yield finished(1, types_pb2.Usage(completion_tokens=99), finish_reason=types_pb2.FINISH_REASON_LENGTH)
+
+    executor.script = script
+    events = await assembler.generate(stop=["STOP"], sampling=types_pb2.SamplingParams(n=2))
+    texts = ["".join(event.delta.text for event in events if event.delta.index == index) for index in (0, 1)]
+    counts = [sum(len(event.delta.token_ids) for event in events if event.delta.index == index) for index in (0, 1)]
+    ends = [event.finished for event in events if event.HasField("finished")]
+    assert texts == ["Paris, é 😀 city of light. ", "All of this."]
+    assert tokens.decode(stopped[: counts[0]]).endswith("STOP")
+    assert [end.finish_reason for end in ends] == [types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH]
+    assert [end.stop for end in ends] == ["STOP", ""]
+    assert ends[1].usage.completion_tokens == sum(counts)
+
+
+BAD_REQUESTS = [
+    ({"prompt": chat()}, "INVALID_ARGUMENT", "NO_MESSAGES"),
+    ({"prompt": chat(("wizard", "q"))}, "INVALID_ARGUMENT", "UNKNOWN_ROLE"),
+    (
+        {"prompt": chat(("bot", "a"), add_generation_prompt=True, continue_final_message=True)},
+        "INVALID_ARGUMENT",
+        "GENERATION_PROMPT_CONFLICT",
+    ),
+    ({"prompt": assembler_pb2.Prompt(text="word " * 9000)}, "INVALID_ARGUMENT", "PROMPT_TOO_LONG"),
+    ({"truncation": assembler_pb2.Truncation(max_prompt_tokens=3)}, "INVALID_ARGUMENT", "PROMPT_TOO_LONG"),
+    ({"model": "other"}, "INVALID_ARGUMENT", "MODEL_NOT_SERVED"),
+    ({"stop": ["a", ""]}, "INVALID_ARGUMENT", "BAD_STOPPING"),
+    (
+        {"truncation": assembler_pb2.Truncation(mode=assembler_pb2.Truncation.MODE_ROUNDS)},
+        "UNIMPLEMENTED",
+        "NOT_SUPPORTED_YET",
+    ),
+]
+
+
+async def test_a_bad_request_gets_its_code_and_reason(assembler: Running) -> None:
+    for fields, code, expected in BAD_REQUESTS:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await assembler.generate(**fields)
+        assert (caught.value.code().name, reason(caught.value)) == (code, expected)
+        assert (caught.value.details() or "").endswith(".")
+
+
+async def test_what_comes_later_says_so(assembler: Running) -> None:
+    admin: Any = assembler_pb2_grpc.AssemblerAdminStub(assembler.channel)
+    calls = [
+        assembler.stub.Explain(assembler_pb2.ExplainRequest()),
+        admin.GetAssemblyCacheStats(assembler_pb2.GetAssemblyCacheStatsRequest()),
+        admin.FlushAssemblyCache(assembler_pb2.FlushAssemblyCacheRequest()),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
+
+
+async def test_a_caller_that_leaves_cancels_the_executors_call(assembler: Running, executor: FakeExecutor) -> None:
+    executor.script = endless
+    call = assembler.stub.Generate(request())
+    assert (await call.read()).HasField("started")
+    call.cancel()
+    await executor.ended.wait()
+
+
+async def test_a_deadline_reaches_the_executor_and_ends_both_calls(assembler: Running, executor: FakeExecutor) -> None:
+    executor.script = endless
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in assembler.stub.Generate(request(), timeout=0.5):
+            pass
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await executor.ended.wait()
+    assert executor.seconds is not None
+    assert executor.seconds <= 0.5
+
+
+async def test_an_executor_that_dies_mid_answer_is_unavailable_at_once_and_serves_again_when_back(
+    assembler: Running, executor: FakeExecutor
+) -> None:
+    executor.script = endless
+    call = assembler.stub.Generate(request())
+    await call.read()
+    await executor.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_to_the_end(call)
+    assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "EXECUTOR_UNAVAILABLE")
+    await assembler.becomes(serving=False)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await assembler.generate()
+    assert reason(caught.value) == "EXECUTOR_UNAVAILABLE"
+    await assembler.becomes(serving=True, service="hermes.v1.Assembler")
+    assert (await assembler.stub.Assemble(assembler_pb2.AssembleRequest(prompt=chat(("user", "hi"))))).token_ids
+    executor.script = saying([2])
+    await executor.start()
+    await assembler.becomes(serving=True)
+    assert len(await assembler.generate()) == 3
+
+
+async def test_an_executor_with_another_tokenizer_is_not_used(model_directory: Path, executor: FakeExecutor) -> None:
+    right = executor.model.tokenizer_fingerprint
+    executor.model.tokenizer_fingerprint = "0" * 64
+    async with process(model_directory, executor.address) as running:
+
+        async def refusal() -> str:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await running.generate()
+            assert caught.value.code() in {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE}
+            return f"{reason(caught.value)} {caught.value.details()}"
+
+        while (said := await refusal()).startswith("EXECUTOR_UNAVAILABLE"):
+            pass
+        assert said.startswith("TOKENIZER_MISMATCH")
+        assert right in said
+        assert "0" * 64 in said
+        await running.becomes(serving=False)
+        await running.becomes(serving=True, service="hermes.v1.Assembler")
+
+
+async def test_reflection_lists_the_services(assembler: Running) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(assembler.channel)
+    async for answer in stub.ServerReflectionInfo(iter([asked])):
+        names = {service.name for service in answer.list_services_response.service}
+    assert {"hermes.v1.Assembler", "hermes.v1.AssemblerAdmin", "grpc.health.v1.Health"} <= names
+
+
+async def test_sigterm_lets_a_running_answer_end_and_exits_with_0(assembler: Running, executor: FakeExecutor) -> None:
+    go_on = asyncio.Event()
+
+    async def script(_: FakeExecutor) -> AsyncIterator[Event]:
+        yield started(3)
+        await go_on.wait()
+        yield finished(usage=types_pb2.Usage())
+
+    executor.script = script
+    call = assembler.stub.Generate(request())
+    await call.read()
+    assembler.process.send_signal(signal.SIGTERM)
+    await assembler.becomes(serving=False)
+    go_on.set()
+    assert (await call.read()).HasField("finished")
+    assert await assembler.process.wait() == 0

@@ -1,0 +1,219 @@
+"""The engine under pressure: a small pool, callers who leave, steps that fail. Everyone is told, nothing leaks."""
+
+import random
+import threading
+
+import grpc
+import pytest
+
+from executor.requests import Failed, Finished, FinishReason, Started
+from shared.errors import HermesError
+
+
+def test_random_conversations_in_a_pool_of_2000_tokens(bench, words, monkeypatch):
+    served, rng = bench(tokens=2000, batch_tokens=64, running=12, waiting=64), random.Random(5)
+    forward = served.engine._model.forward
+
+    def unreliable(*arguments):
+        logits = forward(*arguments)
+        if rng.random() < 0.02:
+            raise RuntimeError("injected")
+        return logits
+
+    monkeypatch.setattr(served.engine._model, "forward", unreliable)
+    histories, answers, cancelled = [words(rng.randrange(1, 200), seed=seed) for seed in range(8)], [], set()
+    for number in range(200):
+        history = rng.choice(histories)
+        prompt = history[: rng.randrange(1, len(history) + 1)] + words(rng.randrange(1, 60), seed=1000 + number)
+        answer = served.submit(
+            prompt[:1900],
+            tokens=rng.randrange(1, 50),
+            namespace=rng.choice("ab"),
+            read=rng.random() < 0.9,
+            write=rng.random() < 0.9,
+            temperature=rng.choice([0.0, 1.0]),
+            seed=number,
+        )
+        answers.append(answer)
+        for _ in range(rng.randrange(4)):
+            served.step()
+        if rng.random() < 0.2:
+            victim = rng.choice(answers)
+            served.engine.cancel(victim.sequence)
+            cancelled.add(id(victim))
+        if rng.random() < 0.1:
+            served.engine.stop_sample(rng.choice(answers).sequence)
+        if isinstance(answer.end, Finished):
+            histories.append(prompt + answer.ids)
+    served.finish()
+    for answer in answers:
+        assert answer.end is not None or id(answer) in cancelled
+        assert sum(isinstance(event, Finished | Failed) for event in answer.events) <= 1
+    assert any(isinstance(answer.end, Failed) for answer in answers)
+    assert sum(isinstance(answer.end, Finished) for answer in answers) > 100
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_submit(bench, words):
+    with pytest.raises(HermesError) as refusal:
+        bench(tokens=160).submit(words(161))
+    assert (refusal.value.code, refusal.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG")
+
+
+def test_a_prompt_that_fills_the_pool_gets_the_one_token_that_needs_no_room(bench, reference, words):
+    prompt = words(160)
+    (answer,) = bench(tokens=160).run(prompt, tokens=None)
+    assert answer.finished.reason is FinishReason.LENGTH
+    assert answer.ids == reference(prompt, 1)
+
+
+def test_one_alone_in_a_full_pool_ends_with_length(bench, reference, words):
+    prompt = words(100)
+    (answer,) = bench(tokens=160).run(prompt, tokens=None)
+    assert answer.finished.reason is FinishReason.LENGTH
+    assert answer.ids == reference(prompt, 61)  # 160 slots hold 60 of the answer's tokens; the last one needs none
+
+
+def test_an_answer_that_outgrew_the_pool_while_preempted_ends_with_length(bench, words):
+    served = bench(tokens=64, block_size=4)
+    answers = served.run(words(30, seed=1), words(30, seed=2), tokens=None)
+    assert all(answer.finished.reason is FinishReason.LENGTH for answer in answers)
+
+
+def test_a_full_queue_is_told_when_to_come_back(bench, words):
+    served = bench(running=1, waiting=2)
+    answers = [served.submit(words(5, seed=seed)) for seed in range(5)]
+    served.step()
+    refused = [answer.end.error for answer in answers if isinstance(answer.end, Failed)]
+    assert [(error.code, error.reason) for error in refused] == [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    ] * len(refused)
+    assert len(refused) == 3
+    assert all(error.retry_after for error in refused)
+    served.finish()
+    assert sum(isinstance(answer.end, Finished) for answer in answers) == 2
+
+
+def test_a_failed_step_ends_its_own_requests_publishes_nothing_and_harms_no_later_one(
+    bench, reference, words, monkeypatch
+):
+    served, prompt = bench(), words(100)
+    forward = served.engine._model.forward
+    monkeypatch.setattr(served.engine._model, "forward", lambda *_: 1 / 0)
+    (broken,) = served.run(prompt)
+    assert isinstance(broken.end, Failed)
+    assert broken.end.error.code is grpc.StatusCode.INTERNAL
+    assert served.cache.stats.nodes == 0
+    monkeypatch.setattr(served.engine._model, "forward", forward)
+    (answer,) = served.run(prompt)
+    assert (answer.cached, answer.ids) == (0, reference(prompt))
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_cancelled_at_any_step_a_request_is_told_nothing_more_and_keeps_what_it_computed(bench, words, steps):
+    served, prompt = bench(batch_tokens=32), words(101)
+    answer = served.submit(prompt)
+    for _ in range(steps):
+        served.step()
+    served.engine.cancel(answer.sequence)
+    served.engine.cancel(answer.sequence)
+    told = len(answer.events)
+    served.finish()
+    assert len(answer.events) == told
+    assert answer.end is None
+    (again,) = served.run(prompt)
+    assert again.cached == min(steps * 32, 100)
+
+
+def test_a_stop_token_ends_the_answer_and_is_its_last_token(bench, reference, words):
+    prompt = words(50)
+    ids = reference(prompt)
+    stop = ids[4]
+    (answer,) = bench().run(prompt, stops=[stop])
+    end = ids.index(stop) + 1
+    assert answer.ids == ids[:end]
+    assert (answer.finished.reason, answer.finished.stop_token_id) == (FinishReason.STOP, stop)
+
+
+def test_no_stop_token_comes_before_min_tokens(bench, reference, words):
+    prompt = words(50)
+    stop = reference(prompt)[0]
+    (answer,) = bench().run(prompt, stops=[stop], min_tokens=5, tokens=30)
+    assert stop not in answer.ids[:5]
+
+
+def test_an_answer_ends_with_the_context(bench, words, model, monkeypatch):
+    monkeypatch.setattr(model, "context_length", 64)
+    (answer,) = bench().run(words(60), tokens=None)
+    assert answer.finished.reason is FinishReason.LENGTH
+    assert answer.finished.completion_tokens == 4
+
+
+def test_stop_sample_ends_an_answer_as_a_stop_token_would(bench, words):
+    served = bench()
+    answer = served.submit(words(20), tokens=100)
+    for _ in range(5):
+        served.step()
+    served.engine.stop_sample(answer.sequence)
+    served.engine.stop_sample(answer.sequence)
+    served.finish()
+    assert (answer.finished.reason, answer.finished.stop_token_id) == (FinishReason.STOP, None)
+    assert answer.finished.completion_tokens == len(answer.ids) == 5
+
+
+def test_every_running_answer_gets_a_token_in_each_step_while_a_long_prompt_prefills(bench, words):
+    served = bench(batch_tokens=64)
+    answers = [served.submit(words(10, seed=seed), tokens=60) for seed in range(8)]
+    served.step()
+    long = served.submit(words(1000, seed=99), tokens=1)
+    while not any(isinstance(event, Started) for event in long.events) or long.end is None:
+        before = [len(answer.ids) for answer in answers]
+        served.step()
+        assert [len(answer.ids) for answer in answers] == [count + 1 for count in before]
+    served.finish()
+
+
+def test_on_its_thread_the_engine_sleeps_wakes_and_stops(bench, words):
+    served, ended = bench(), threading.Event()
+    served.engine.start()
+    answer = served.submit(words(20), tokens=3)
+    answer.events = _Watched(answer.events, ended)
+    served.engine.submit(answer.sequence.request, answer.events.append)
+    assert ended.wait(60)
+    served.engine.stop()
+    assert not served.engine.alive
+
+
+def test_an_engine_that_stops_tells_those_who_wait(bench, words):
+    served = bench(running=1)
+    answers = [served.submit(words(20, seed=seed), tokens=None) for seed in range(3)]
+    served.engine.start()
+    served.engine.stop()
+    assert [answer.end.error.code for answer in answers] == [grpc.StatusCode.UNAVAILABLE] * 3
+    served.cache.check()
+
+
+def test_an_engine_that_breaks_tells_everyone_and_says_so(bench, words, monkeypatch):
+    served, told = bench(), threading.Event()
+    served.engine._on_death = told.set
+    monkeypatch.setattr(served.engine._scheduler, "schedule", lambda: 1 / 0)
+    answer = served.submit(words(20))
+    served.engine.start()
+    assert told.wait(60)
+    assert answer.end.error.code is grpc.StatusCode.INTERNAL
+    served.engine._thread.join(60)
+    with pytest.raises(HermesError) as refusal:
+        served.submit(words(20))
+    assert refusal.value.reason == "ENGINE_ENDED"
+
+
+class _Watched(list):
+    """Events that set a flag when the last one comes."""
+
+    def __init__(self, events, ended):
+        super().__init__(events)
+        self._ended = ended
+
+    def append(self, event):
+        super().append(event)
+        if isinstance(event, Finished | Failed):
+            self._ended.set()
