@@ -137,10 +137,13 @@ def _narrow(scaled: Tensor, some: list[int], settings: Rows[Sampling], candidate
     part = part.masked_fill(part < threshold, _MINUS_INFINITY)  # ties with the last are kept
     values = values.masked_fill(values < threshold, _MINUS_INFINITY)
 
-    before = (values - part.logsumexp(-1, keepdim=True)).exp().cumsum(-1).roll(1, -1)  # share of all likelier ones
+    likeliest = values[:, :1]
+    total = (part - likeliest).exp().sum(-1, keepdim=True, dtype=torch.float64)
+    before = (values - likeliest).exp().cumsum(-1, dtype=torch.float64).roll(1, -1)  # of all that are likelier
     before[:, 0] = 0.0
-    top_p = _column(chosen, lambda s: s.top_p, before)
-    outside = before >= top_p
+    top_p = _column(chosen, lambda s: s.top_p, total)
+    outside = total - before <= (1.0 - top_p) * total  # by the small rest, in which rounding does not show
+    outside[:, 0] = False
     nucleus = torch.full_like(part, _MINUS_INFINITY).scatter_(1, order, values.masked_fill(outside, _MINUS_INFINITY))
     part = torch.where(top_p < 1.0, nucleus, part)
 

@@ -10,15 +10,13 @@ Whatever fails raises HermesError with the reason that the server gave.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import Final, Protocol, Self, Unpack
+from typing import Final, Self, Unpack
 
 import grpc
 
 from hermes.answers import (
     Answer,
-    AnswerBuilder,
     Assembled,
     AssemblyInfo,
     Delta,
@@ -30,12 +28,13 @@ from hermes.answers import (
     Warning,  # noqa: A004 - the contract's name
     assembled,
 )
-from hermes.channels import open_aio_channel, open_channel, unreachable
+from hermes.channels import open_aio_channel, open_channel
 from hermes.health import ASSEMBLER, GENERATE, ServiceHealth, probe_on, probe_on_aio
 from hermes.messages import Message, Messages, ToolCall
 from hermes.requests import AssembleOptions, GenerateOptions, PromptOptions, assemble_request, generate_request
-from hermes.v1 import assembler_pb2, assembler_pb2_grpc
-from shared.errors import HermesError, from_rpc_error
+from hermes.streams import AnswerStream, AsyncAnswerStream, said
+from hermes.v1 import assembler_pb2_grpc
+from shared.errors import HermesError
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -63,103 +62,6 @@ __all__ = [
 ]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-
-
-class _Events(Protocol):
-    def __iter__(self) -> Iterator[assembler_pb2.AssemblerGenerateResponse]: ...
-    def cancel(self) -> object: ...
-
-
-class _AsyncEvents(Protocol):
-    def __aiter__(self) -> AsyncIterator[assembler_pb2.AssemblerGenerateResponse]: ...
-    def cancel(self) -> object: ...
-
-
-class AnswerStream:
-    """An answer as it comes. Iterating gives the first sample's text, piece by piece; `answer` is there at the end.
-
-    Leaving the iteration early, or the `with` block, cancels the call on both services.
-    """
-
-    def __init__(self, events: _Events, address: str) -> None:
-        self._events = events
-        self._address = address
-        self._builder = AnswerBuilder()
-        self._answer: Answer | None = None
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer. Raises RuntimeError before the end of the iteration."""
-        return _ended(self._answer)
-
-    def __iter__(self) -> Generator[str]:
-        for delta in self.deltas():
-            if delta.index == 0 and delta.text:
-                yield delta.text
-
-    def deltas(self) -> Generator[Delta]:
-        """Every sample's new text, reasoning and tokens. Raises HermesError for whatever fails."""
-        try:
-            for event in self._events:
-                if delta := self._builder.add(event):
-                    yield delta
-            self._answer = self._builder.answer()
-        except grpc.RpcError as error:
-            raise _said(error, self._address) from None
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Cancels the call; does nothing after its end."""
-        self._events.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exit_info: object) -> None:
-        self.close()
-
-
-class AsyncAnswerStream:
-    """As AnswerStream, with `async for` and `async with`."""
-
-    def __init__(self, events: _AsyncEvents, address: str) -> None:
-        self._events = events
-        self._address = address
-        self._builder = AnswerBuilder()
-        self._answer: Answer | None = None
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer. Raises RuntimeError before the end of the iteration."""
-        return _ended(self._answer)
-
-    async def __aiter__(self) -> AsyncGenerator[str]:
-        async for delta in self.deltas():
-            if delta.index == 0 and delta.text:
-                yield delta.text
-
-    async def deltas(self) -> AsyncGenerator[Delta]:
-        """Every sample's new text, reasoning and tokens. Raises HermesError for whatever fails."""
-        try:
-            async for event in self._events:
-                if delta := self._builder.add(event):
-                    yield delta
-            self._answer = self._builder.answer()
-        except grpc.RpcError as error:
-            raise _said(error, self._address) from None
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Cancels the call; does nothing after its end."""
-        self._events.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exit_info: object) -> None:
-        self.close()
 
 
 class Client:
@@ -197,7 +99,7 @@ class Client:
         try:
             return assembled(self._stub.Assemble(request, timeout=_timeout(options, self.timeout)))
         except grpc.RpcError as error:
-            raise _said(error, self.address) from None
+            raise said(error, self.address) from None
 
     def health(self) -> tuple[ServiceHealth, ...]:
         """Whether the assembler works, and whether it can reach an executor. Raises nothing."""
@@ -244,7 +146,7 @@ class AsyncClient:
         try:
             return assembled(await self._stub.Assemble(request, timeout=_timeout(options, self.timeout)))
         except grpc.RpcError as error:
-            raise _said(error, self.address) from None
+            raise said(error, self.address) from None
 
     async def health(self) -> tuple[ServiceHealth, ...]:
         """Whether the assembler works, and whether it can reach an executor. Raises nothing."""
@@ -265,13 +167,3 @@ class AsyncClient:
 def _timeout(options: PromptOptions, otherwise: float | None) -> float | None:
     timeout = options.get("timeout")
     return otherwise if timeout is None else timeout
-
-
-def _said(error: grpc.RpcError, address: str) -> HermesError:
-    return unreachable(from_rpc_error(error), "assembler", address)
-
-
-def _ended(answer: Answer | None) -> Answer:
-    if answer is None:
-        raise RuntimeError("the answer has not ended: iterate over the stream to its end first")
-    return answer

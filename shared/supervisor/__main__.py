@@ -1,6 +1,7 @@
 """`python -m shared.supervisor up | down | logs | run | address`."""
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -15,6 +16,7 @@ from shared.supervisor.output import complain
 from shared.supervisor.rundir import RunDirectory
 from shared.supervisor.services import services_of
 
+_RUN_DIRECTORY_VARIABLE: Final = "HERMES_RUN_DIR"
 _WAIT_SECONDS: Final = 300.0  # for health: loading a model from a cold disk takes minutes
 
 
@@ -22,7 +24,12 @@ def main() -> int:
     """The command line. Returns 0 when all went well, 1 when it did not, 2 for a setting that cannot be."""
     parser = argparse.ArgumentParser(prog="python -m shared.supervisor", description=about)
     parser.add_argument("command", choices=["up", "down", "logs", "run", "address"])
-    parser.add_argument("--run-dir", type=Path, default=Path(".run"), help="where lock, state and logs are (.run)")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=Path(os.environ.get(_RUN_DIRECTORY_VARIABLE) or ".run"),
+        help=f"where lock, state and logs are (.run) [env: {_RUN_DIRECTORY_VARIABLE}]",
+    )
     parser.add_argument("--assembler", default="", metavar="ARGS", help='the assembler\'s flags, as in "--port 6001"')
     parser.add_argument("--executor", default="", metavar="ARGS", help='the executor\'s flags, as in "--device cpu"')
     parser.add_argument("--wait", type=float, default=_WAIT_SECONDS, help="seconds that up and down wait at most (300)")

@@ -1,0 +1,264 @@
+"""Both services as processes, with the real model, asked as a backend would ask: by the client, and on the wire."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from hermes.client import AsyncClient, Client
+from hermes.v1 import assembler_pb2, assembler_pb2_grpc, executor_pb2, executor_pb2_grpc, types_pb2
+from shared.errors import HermesError
+from tests.service.services import ServiceProcess, told
+
+SYSTEM = (
+    "You are a helpful travel agent. " + "Answer briefly, kindly and truthfully, and say so when you do not know. " * 8
+)
+QUESTION = "What is the capital of France?"
+
+
+def executor_process(model_directory, port: int = 0) -> ServiceProcess:
+    return ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "256MiB", port=port)
+
+
+def assembler_process(model_directory, executor: ServiceProcess) -> ServiceProcess:
+    process = ServiceProcess("assembler", "--model", str(model_directory), "--executor", executor.address)
+    becomes_healthy(process)
+    return process
+
+
+def becomes_healthy(assembler: ServiceProcess) -> None:
+    """Returns when answers can be had."""
+    with assembler.channel() as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="hermes.v1.Assembler.Generate"), timeout=60
+        )
+        for answer in watch:
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                watch.cancel()
+                return
+
+
+@pytest.fixture(scope="module")
+def executor(model_directory) -> Iterator[ServiceProcess]:
+    process = executor_process(model_directory)
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def assembler(model_directory, executor) -> Iterator[ServiceProcess]:
+    process = assembler_process(model_directory, executor)
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture
+def client(assembler) -> Iterator[Client]:
+    with Client(assembler.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stub(assembler) -> Iterator[assembler_pb2_grpc.AssemblerStub]:
+    with assembler.channel() as channel:
+        yield assembler_pb2_grpc.AssemblerStub(channel)
+
+
+def hermes(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from hermes.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_question_gets_its_answer(client):
+    answer = client.chat(QUESTION, temperature=0, max_tokens=40)
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+
+
+def test_the_second_turn_of_a_chat_recomputes_its_own_tokens_alone(client):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is Lisbon?"}]
+    first = client.chat(messages, temperature=0, max_tokens=60)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And Porto?"}]
+    second = client.chat(messages, temperature=0, max_tokens=5)
+    assert second.usage.cached_tokens > first.usage.prompt_tokens
+    assert second.usage.prompt_tokens - second.usage.cached_tokens < 40
+
+
+def test_what_streams_is_what_is_answered_whole(client):
+    with client.stream(QUESTION, temperature=0, max_tokens=40) as stream:
+        pieces = list(stream)
+        answer = stream.answer
+    assert len(pieces) > 1
+    assert "".join(pieces) == answer.text == client.chat(QUESTION, temperature=0, max_tokens=40).text
+
+
+def test_text_never_splits_a_character(client):
+    with client.stream(
+        "Write ten different emoji and a line of Chinese.", temperature=1, seed=3, max_tokens=120
+    ) as stream:
+        pieces = list(stream)
+    assert not any("�" in piece for piece in pieces[:-1])
+
+
+def test_assembled_ids_can_be_generated_from(client):
+    assembled = client.assemble(QUESTION, return_text=True)
+    assert assembled.text.endswith("<|im_start|>assistant\n")
+    answer = client.chat(token_ids=assembled.token_ids, temperature=0, max_tokens=40)
+    assert answer.text == client.chat(QUESTION, temperature=0, max_tokens=40).text
+
+
+async def test_many_callers_at_once_get_what_each_would_get_alone(assembler):
+    questions = [f"What is the capital of {country}?" for country in ("France", "Italy", "Germany", "Spain", "Peru")]
+    greedy = {"temperature": 0, "max_tokens": 30}
+    async with AsyncClient(assembler.address) as client:
+        together = await asyncio.gather(*(client.chat(question, **greedy) for question in questions))
+        alone = [await client.chat(question, **greedy, cache_read=False) for question in questions]
+    assert [answer.text for answer in together] == [answer.text for answer in alone]
+
+
+def chat(*turns: tuple[str, str], **fields) -> assembler_pb2.Prompt:
+    messages = [types_pb2.Message(role=role, content=content) for role, content in turns]
+    return assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages, **fields))
+
+
+HI = chat(("user", "hi"))
+BAD_REQUESTS = {
+    "no messages": ({"prompt": chat()}, "NO_MESSAGES"),
+    "no prompt": ({}, "PROMPT_MISSING"),
+    "unknown role": ({"prompt": chat(("wizard", "hi"))}, "UNKNOWN_ROLE"),
+    "generation prompt and continue": (
+        {"prompt": chat(("assistant", "hi"), add_generation_prompt=True, continue_final_message=True)},
+        "GENERATION_PROMPT_CONFLICT",
+    ),
+    "temperature": ({"prompt": HI, "sampling": types_pb2.SamplingParams(temperature=-1)}, "BAD_SAMPLING"),
+    "top_p 0": ({"prompt": HI, "sampling": types_pb2.SamplingParams(top_p=0)}, "BAD_SAMPLING"),
+    "top_p 2": ({"prompt": HI, "sampling": types_pb2.SamplingParams(top_p=2)}, "BAD_SAMPLING"),
+    "max_tokens 0": ({"prompt": HI, "stopping": types_pb2.StopParams(max_tokens=0)}, "BAD_STOPPING"),
+    "too long": ({"prompt": chat(("user", "word " * 9000))}, "PROMPT_TOO_LONG"),
+    "wrong model": ({"prompt": HI, "model": "gpt-17"}, "MODEL_NOT_SERVED"),
+    "token id": (
+        {"prompt": assembler_pb2.Prompt(token_ids=assembler_pb2.TokenIds(ids=[1, 49152]))},
+        "TOKEN_OUT_OF_VOCABULARY",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_bad_input_is_an_invalid_argument_with_a_sentence(stub, fields, reason):
+    with pytest.raises(grpc.RpcError) as error:
+        list(stub.Generate(assembler_pb2.AssemblerGenerateRequest(**fields), timeout=60))
+    said = told(error.value)
+    assert (said.code, said.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert said.message.strip().endswith(".")
+
+
+def _runs(executor: ServiceProcess) -> int:
+    with executor.channel() as channel:
+        return executor_pb2_grpc.ExecutorStub(channel).GetLoad(executor_pb2.GetLoadRequest()).running_requests
+
+
+def _until(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def test_a_caller_who_goes_away_stops_the_executor(executor, client):
+    with client.stream("Tell me a long story.", ignore_eos=True, max_tokens=4000, temperature=0) as stream:
+        next(stream)
+        assert _runs(executor) == 1
+    _until(lambda: _runs(executor) == 0)
+
+
+def test_a_deadline_passes_through_both_hops(executor, client):
+    with pytest.raises(HermesError) as error:
+        client.chat("Tell me a long story.", ignore_eos=True, max_tokens=4000, timeout=1.5)
+    assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    _until(lambda: _runs(executor) == 0)
+
+
+def test_a_stop_string_ends_the_answer_before_it(client):
+    answer = client.chat(QUESTION, temperature=0, max_tokens=40, stop="Paris")
+    assert answer.finish_reason == "stop"
+    assert "Paris" not in answer.text
+    assert answer.text
+
+
+def test_the_executors_metrics_count_what_was_cached(executor, assembler, client):
+    def total(name: str) -> float:
+        port = next(line.rpartition(":")[2].split("/")[0] for line in executor.log if "metrics on" in line)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            families = text_string_to_metric_families(page.read().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        assert all(sample.labels["model_name"] == "SmolLM2-135M-Instruct" for sample in samples)
+        return sum(sample.value for sample in samples)
+
+    names = [
+        "hermes_prefix_cache_prompt_tokens_total",
+        "hermes_prefix_cache_hit_tokens_total",
+        "hermes_prefix_cache_hit_length_tokens_count",
+        "hermes_prefix_cache_hit_length_tokens_sum",
+        "hermes_time_to_first_token_seconds_count",
+        "hermes_inter_token_latency_seconds_count",
+        "hermes_request_success_total",
+    ]
+    before = [total(name) for name in names]
+    asked = {"temperature": 0, "max_tokens": 7, "ignore_eos": True, "namespace": "metrics"}
+    usages = [client.chat(SYSTEM, **asked).usage for _ in range(2)]
+    prompt, cached = usages[1].prompt_tokens, usages[1].cached_tokens
+    assert cached == prompt - 1
+    assert [total(name) - count for name, count in zip(names, before, strict=True)] == [
+        2 * prompt, cached, 1, cached, 2, 12, 2,
+    ]  # fmt: skip
+    assert total("hermes_requests_running") == 0
+    assert total("hermes_kv_blocks") > 0
+
+
+def test_the_command_line_answers_assembles_and_reports(assembler, executor):
+    address = ("--address", assembler.address)
+    said = hermes("chat", QUESTION, "--temperature", "0", *address)
+    assert "Paris" in said.stdout
+    assert '"finish_reason"' in hermes("chat", QUESTION, "--temperature", "0", "--json", *address).stdout
+    assert "<|im_start|>" in hermes("assemble", QUESTION, *address).stdout
+    healthy = hermes("health", *address, "--executor", executor.address)
+    assert healthy.returncode == 0, healthy
+    wrong = hermes("chat", QUESTION, "--temperature", "-1", *address)
+    assert wrong.returncode == 1
+    assert "temperature" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_a_killed_executor_is_told_at_once_and_found_again_when_it_is_back(model_directory):
+    executor = executor_process(model_directory)
+    port = executor.port
+    assembler = assembler_process(model_directory, executor)
+    with Client(assembler.address) as client:
+        with client.stream("Tell me a long story.", ignore_eos=True, max_tokens=4000) as stream:
+            next(stream)
+            killer = threading.Timer(0.2, executor.kill)
+            killer.start()
+            with pytest.raises(HermesError) as error:
+                list(stream)
+            killer.join()
+        assert (error.value.code, error.value.reason) == (grpc.StatusCode.UNAVAILABLE, "EXECUTOR_UNAVAILABLE")
+        with pytest.raises(HermesError) as error:
+            client.chat(QUESTION)
+        assert error.value.reason == "EXECUTOR_UNAVAILABLE"
+        assert client.assemble(QUESTION).token_ids, "prompts can be assembled all the same"
+        executor.stop()
+
+        back = executor_process(model_directory, port)
+        assert back.address
+        becomes_healthy(assembler)
+        assert "Paris" in client.chat(QUESTION, temperature=0, max_tokens=40).text
+    assert assembler.stop() == 0
+    assert back.stop() == 0
