@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 TORCH_INDEX ?=
 # Model to serve: a directory or a hub name; empty is what settings say, else the packaged model.
 MODEL ?=
-# Arguments for pytest, as in `make test ARGS="-k client -x"`.
+# Arguments for pytest and for benchmarks, as in `make test ARGS="-k client -x"`.
 ARGS ?=
 
 ifneq ($(MODEL),)
@@ -28,12 +28,12 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test clean
+.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test bench-engine clean
 
 help: ## List what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test) change how; see the top of the Makefile."
+	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test and bench-engine) change how; see the top of the Makefile."
 
 setup: $(INSTALLED) ## Make .venv and install everything into it
 
@@ -97,6 +97,9 @@ format: setup ## Format the code and fix what can be fixed
 
 test: model ## Run the tests, with the real model in real processes
 	@$(BIN)/pytest $(ARGS)
+
+bench-engine: model ## Time the engine's steps beside transformers' own
+	@$(BIN)/python -m tests.bench.bench_engine $(ARGS)
 
 clean: ## Stop what runs; remove .venv, caches and logs (prepared models stay)
 	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down

@@ -163,7 +163,7 @@ def _first(params: types_pb2.SamplingParams, name: str, model_default: float | N
     """What the caller set, else what the model's makers recommend, else the contract's default."""
     if params.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
         return float(getattr(params, name))
-    return default if model_default is None else model_default
+    return default if model_default is None else float(model_default)  # a file may hold anything
 
 
 def _check(sampling: Sampling) -> None:

@@ -250,9 +250,7 @@ def counts_of(logits: Tensor, draws: int, **settings: Any) -> np.ndarray[Any, np
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}], ids=lambda s: str(s)
-)
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}], ids=str)
 def test_tokens_come_as_often_as_they_should(drawn_from: Callable[..., Tensor], settings: dict[str, Any]) -> None:
     logits, draws = random_logits(1, 20, spread=1.2, seed=5), 20_000
     shares = drawn_from(logits, row(**settings)).softmax(-1, dtype=torch.float64)[0].numpy()

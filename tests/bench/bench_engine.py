@@ -1,0 +1,143 @@
+"""How long the engine's steps take, beside transformers' own on the same model in the same run.
+
+    make bench-engine
+
+Decode: one token for each of 1, 8 and 32 sequences that share 500 tokens and have 150 of their own.
+Prefill: a prompt of 600 tokens, cold, and with 500 of them in the prefix tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from executor.engine import Engine
+from executor.kv.node import Scope
+from executor.memory import build_cache
+from executor.model import Model, choose_device, choose_dtype
+from executor.requests import Request, Sampling, Stopping
+from executor.scheduler import SchedulerLimits
+from shared.config import DEFAULT_MODEL, ExecutorSettings
+from shared.metrics import ExecutorMetrics
+from shared.models import prepare
+
+SHARED, OWN, PROMPT, CACHED = 500, 150, 600, 500
+BATCHES = (1, 8, 32)
+
+
+class Bench:
+    """An engine that is stepped by hand, and the same weights under transformers' own attention and cache."""
+
+    def __init__(self, directory: Path, settings: ExecutorSettings) -> None:
+        device = choose_device(settings.device)
+        dtype = choose_dtype(settings.dtype, device)
+        self.model = Model.load(directory, device, dtype)
+        self.cache = build_cache(self.model.layout, settings)
+        limits = SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
+        self.engine = Engine(self.model, self.cache, limits, metrics=ExecutorMetrics("bench"))
+        self.peer = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        self.random = random.Random(1)
+
+    def words(self, count: int) -> list[int]:
+        return [self.random.randrange(self.model.vocab_size) for _ in range(count)]
+
+    def submit(self, prompt: Sequence[int], tokens: int) -> None:
+        request = Request(
+            tuple(prompt), Sampling(temperature=0.0), Stopping(max_tokens=tokens), Scope("", "bench", "full")
+        )
+        self.engine.submit(request, lambda _: None)
+
+    def drain(self) -> None:
+        while self.engine.step():
+            pass
+
+    def decode(self, batch: int, steps: int) -> float:
+        """Median seconds of a decode step of the engine."""
+        head = self.words(SHARED)
+        self.submit(head, 1)
+        self.drain()
+        for _ in range(batch):
+            self.submit(head + self.words(OWN), steps + 50)
+        while any(s.remaining > 1 for s in self.engine._scheduler.running) or self.engine._scheduler.waiting:
+            self.engine.step()
+        times = [self._timed(self.engine.step) for _ in range(steps)]
+        for sequence in list(self.engine._live):
+            self.engine.cancel(sequence)
+        self.drain()
+        return statistics.median(times)
+
+    @torch.inference_mode()
+    def peer_decode(self, batch: int, steps: int) -> float:
+        """Median seconds of a decode step of transformers with as many tokens in its cache."""
+        head = self.words(SHARED)
+        ids = torch.tensor([head + self.words(OWN) for _ in range(batch)], device=self.model.device)
+        output = self.peer(ids, use_cache=True, logits_to_keep=1)
+
+        def step() -> None:
+            nonlocal output
+            chosen = output.logits[:, -1:].argmax(-1)
+            output = self.peer(chosen, cache=output.cache, use_cache=True)
+
+        step()
+        return statistics.median(self._timed(step) for _ in range(steps))
+
+    def prefill(self, cached: int, repeats: int) -> float:
+        """Median seconds from submit to the first token of a prompt of PROMPT tokens."""
+        times = []
+        for _ in range(repeats):
+            head = self.words(cached)
+            if cached:
+                self.submit(head, 1)
+                self.drain()
+            prompt = head + self.words(PROMPT - cached)
+            times.append(self._timed(lambda prompt=prompt: (self.submit(prompt, 1), self.drain())))
+        return statistics.median(times)
+
+    @torch.inference_mode()
+    def peer_prefill(self, repeats: int) -> float:
+        """The same, cold, of transformers."""
+        ids = torch.tensor([self.words(PROMPT)], device=self.model.device)
+        return statistics.median(self._timed(lambda: self.peer(ids, logits_to_keep=1)) for _ in range(repeats))
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    bench = Bench(prepare(arguments.model, print), ExecutorSettings(kv_memory="2GiB"))
+    bench.prefill(0, 1)
+    rows: list[tuple[str, float, float]] = []
+    for batch in BATCHES:
+        ours = bench.decode(batch, arguments.steps)
+        rows.append((f"decode, batch {batch}", ours, bench.peer_decode(batch, arguments.steps)))
+    cold = bench.peer_prefill(arguments.repeats)
+    rows.append((f"prefill {PROMPT}, cold", bench.prefill(0, arguments.repeats), cold))
+    rows.append((f"prefill {PROMPT}, {CACHED} cached", bench.prefill(CACHED, arguments.repeats), cold))
+    print(f"\n{'':24}{'engine ms':>12}{'transformers ms':>18}{'ratio':>8}")
+    for name, ours, theirs in rows:
+        print(f"{name:24}{ours * 1e3:12.1f}{theirs * 1e3:18.1f}{ours / theirs:8.2f}")
+    if arguments.json:
+        figures = {name: {"engine_seconds": ours, "transformers_seconds": theirs} for name, ours, theirs in rows}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

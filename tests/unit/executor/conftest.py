@@ -1,0 +1,66 @@
+"""Models of many families, tiny and with random weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+Build = Callable[..., Any]
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,  # so that attention matters
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+SMALL_BY_OTHER_NAMES = {
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+_BASES: dict[str, dict[str, Any]] = {
+    "gpt2": SMALL_BY_OTHER_NAMES,
+    "openai-gpt": SMALL_BY_OTHER_NAMES,
+    "gpt_neox": SMALL,
+    "bert": SMALL,
+    "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
+}
+
+
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """`build("llama", **config)`: a network with weights that are the same every time."""
+
+    def make(family: str, **config: Any) -> Any:
+        torch.manual_seed(0)
+        made = AutoConfig.for_model(family, **{**_BASES.get(family, GROUPED), **config})
+        return AutoModelForCausalLM.from_config(made).eval()
+
+    return make
+
+
+@pytest.fixture
+def save(build: Build, tmp_path: Path) -> Callable[..., Path]:
+    """`save("llama", **config)`: the same as a model directory."""
+
+    def make(family: str, **config: Any) -> Path:
+        directory = tmp_path / family
+        build(family, **config).save_pretrained(directory)
+        return directory
+
+    return make
