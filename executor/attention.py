@@ -142,8 +142,8 @@ def _attend_anywhere(
     """The same in plain matrix products, for devices without a kernel that returns the log-sum-exp."""
     heads, queries, head_dim = query.shape
     kv_heads = keys.shape[1]
-    grouped = query.reshape(kv_heads, heads // kv_heads * queries, head_dim)
-    scores = (grouped @ keys.permute(1, 2, 0)).view(kv_heads, heads // kv_heads, queries, -1).float() * scale
+    grouped = (query * scale).reshape(kv_heads, heads // kv_heads * queries, head_dim)  # scaled first: half overflows
+    scores = (grouped @ keys.permute(1, 2, 0)).view(kv_heads, heads // kv_heads, queries, -1).float()
     if call.causal:
         later = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu_(1)
         scores = scores.masked_fill(later, float("-inf"))

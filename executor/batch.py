@@ -81,22 +81,22 @@ def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.
 
     decodes = {i: work.sequence.held.path for i, work in enumerate(works) if work.count == 1}
     runs = list(shared_runs(decodes, block_size))
-    covered: defaultdict[int, int] = defaultdict(int)  # keys of each work that a shared run has read
+    covered = [0] * len(works)  # keys of each work that shared runs read; those of one work come in order, without gaps
     for run in runs:
         for i in run.works:
             covered[i] = run.last * block_size
 
-    own = []
-    for i, (work, end, table) in enumerate(zip(works, ends, tables, strict=True)):
-        keys = stretch(_slots(table, covered[i], work.end, block_size), device)
-        rows = slice(int(end) - work.count, int(end))
-        own.append(_own_call(rows, keys, work, device, dtype))
+    def keys(work: int, start: int, end: int) -> slice | Tensor:
+        return stretch(_slots(tables[work], start, end, block_size), device)
+
+    own = [
+        _own_call(work, slice(int(end) - work.count, int(end)), keys(i, covered[i], work.end), device, dtype)
+        for i, (work, end) in enumerate(zip(works, ends, strict=True))
+    ]
     shared = [
         AttentionCall(
-            rows=torch.tensor([int(ends[i]) - 1 for i in run.works], device=device),
-            slots=stretch(
-                _slots(tables[run.works[0]], run.first * block_size, run.last * block_size, block_size), device
-            ),
+            rows=torch.from_numpy(ends[list(run.works)] - 1).to(device),
+            slots=keys(run.works[0], run.first * block_size, run.last * block_size),
         )
         for run in runs
     ]
@@ -144,7 +144,8 @@ def stretch(slots: Slots, device: torch.device) -> slice | Tensor:
     return torch.from_numpy(slots).to(device)
 
 
-def _own_call(rows: slice, keys: slice | Tensor, work: Work, device: torch.device, dtype: torch.dtype) -> AttentionCall:
+def _own_call(work: Work, rows: slice, keys: slice | Tensor, device: torch.device, dtype: torch.dtype) -> AttentionCall:
+    """What a work's queries attend by themselves: all of the keys, or for a chunk those up to each query's own."""
     if work.count == 1:
         return AttentionCall(rows, keys)
     if work.start == 0:

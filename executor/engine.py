@@ -6,6 +6,7 @@ Other threads put calls into its inbox, and read its load, which is replaced as 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -125,22 +126,28 @@ class Engine:
 
     def _execute(self, works: Rows[Work]) -> None:
         """Runs a step on the model. One that fails ends its own requests, publishes nothing, and harms no others."""
+        sampling = [work.sequence for work in works if work.samples]
         try:
             pool = self._cache.pool
             batch = pack(works, pool.block_size, self._model.device, self._model.dtype)
             logits = self._model.forward(batch, pool.keys, pool.values)
-            sampling = [work.sequence for work in works if work.samples]
+            broken = logits[:, 0].isnan().tolist()  # a hidden state that is no number makes all its logits that
             tokens = sample(logits, [self._row(sequence) for sequence in sampling]) if sampling else []
         except Exception:
             log.exception("a step over %d sequences failed", len(works))
             for work in works:
                 self._fail(work.sequence, internal("STEP_FAILED", "The executor failed on this request; see its log."))
             return
+        for sequence in itertools.compress(sampling, broken):
+            log.error("the model's logits are not numbers after %d tokens", len(sequence.tokens))
+            self._fail(sequence, internal("NOT_A_NUMBER", "The model computed no numbers for this request."))
         for work in works:
-            work.sequence.computed = work.end
-            work.sequence.held.publish(work.sequence.tokens, work.end)
+            if work.sequence in self._live:
+                work.sequence.computed = work.end
+                work.sequence.held.publish(work.sequence.tokens, work.end)
         for sequence, token in zip(sampling, tokens, strict=True):
-            self._extend(sequence, token)
+            if sequence in self._live:
+                self._extend(sequence, token)
 
     def _extend(self, sequence: Sequence, token: int) -> None:
         """Adds a chosen token, and ends the answer where it ends."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from executor.attention import ATTENTION_NAME, StepCache, UnsupportedModelError, running
 from executor.batch import Batch
@@ -55,6 +56,7 @@ class Model:
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             refuse_by_config(config)
+            disable_progress_bar()  # a log is no terminal
             network, found = AutoModelForCausalLM.from_pretrained(
                 directory,
                 config=config,

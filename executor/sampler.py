@@ -161,7 +161,7 @@ def _draw(scaled: Tensor, seeds: list[tuple[int, int]]) -> Tensor:
     total = cumulative[:, -1:]
     uniform = torch.from_numpy(uniforms(seeds)).to(scaled.device)[:, None]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    # Logits that are not a number would give an id behind the last one, and that the neighbours a failing step.
+    # Logits that are no numbers would give an id behind the last one.
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=scaled.shape[-1] - 1)
 
 

@@ -66,7 +66,8 @@ class Bench:
         self.drain()
         for _ in range(batch):
             self.submit(head + self.words(OWN), steps + 50)
-        while any(s.remaining > 1 for s in self.engine._scheduler.running) or self.engine._scheduler.waiting:
+        self.engine.step()
+        while any(sequence.remaining > 1 or sequence.blocks is None for sequence in self.engine._live):
             self.engine.step()
         times = [self._timed(self.engine.step) for _ in range(steps)]
         for sequence in list(self.engine._live):

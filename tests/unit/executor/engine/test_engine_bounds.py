@@ -108,6 +108,26 @@ def test_a_failed_step_ends_its_own_requests_publishes_nothing_and_harms_no_late
     assert (answer.cached, answer.ids) == (0, reference(prompt))
 
 
+def test_logits_that_are_no_numbers_fail_their_own_request_and_are_not_kept(bench, reference, words, monkeypatch):
+    served, prompts = bench(), [words(100, seed=seed) for seed in range(3)]
+    forward = served.engine._model.forward
+
+    def broken(*arguments):
+        logits = forward(*arguments).clone()
+        logits[1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(served.engine._model, "forward", broken)
+    answers = [served.submit(prompt) for prompt in prompts]
+    served.step()
+    monkeypatch.setattr(served.engine._model, "forward", forward)
+    served.finish()
+    assert answers[1].end.error.reason == "NOT_A_NUMBER"
+    assert [answers[i].ids for i in (0, 2)] == [reference(prompts[i]) for i in (0, 2)]
+    (again,) = served.run(prompts[1])
+    assert (again.cached, again.ids) == (0, reference(prompts[1]))
+
+
 @pytest.mark.parametrize("steps", range(8))
 def test_cancelled_at_any_step_a_request_is_told_nothing_more_and_keeps_what_it_computed(bench, words, steps):
     served, prompt = bench(batch_tokens=32), words(101)
