@@ -54,13 +54,17 @@ class ServiceProcess:
         return grpc.insecure_channel(self.address)
 
     def kill(self) -> None:
+        """Ends it at once; does nothing once it has ended."""
         self.process.kill()
-        self.process.wait(STOP_SECONDS)
+        self._settle()
 
     def stop(self) -> int:
         """Ends it as an operator would; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+        return self._settle()
+
+    def _settle(self) -> int:
         code = self.process.wait(STOP_SECONDS)
         self._reader.join(STOP_SECONDS)
         if self.process.stderr is not None:

@@ -1,9 +1,9 @@
 """Both services as processes, with the real model, asked as a backend would ask: by the client, and on the wire."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -238,27 +238,26 @@ def test_the_command_line_answers_assembles_and_reports(assembler, executor):
 
 
 def test_a_killed_executor_is_told_at_once_and_found_again_when_it_is_back(model_directory):
-    executor = executor_process(model_directory)
-    port = executor.port
-    assembler = assembler_process(model_directory, executor)
-    with Client(assembler.address) as client:
-        with client.stream("Tell me a long story.", ignore_eos=True, max_tokens=4000) as stream:
-            next(stream)
-            killer = threading.Timer(0.2, executor.kill)
-            killer.start()
-            with pytest.raises(HermesError) as error:
-                list(stream)
-            killer.join()
+    with contextlib.ExitStack() as processes:
+        executor = executor_process(model_directory)
+        processes.callback(executor.kill)
+        port = executor.port
+        assembler = assembler_process(model_directory, executor)
+        processes.callback(assembler.kill)
+        client = processes.enter_context(Client(assembler.address))
+        stream = client.stream("Tell me a long story.", ignore_eos=True, max_tokens=4000)
+        next(stream)
+        executor.kill()
+        with pytest.raises(HermesError) as error:
+            list(stream)
         assert (error.value.code, error.value.reason) == (grpc.StatusCode.UNAVAILABLE, "EXECUTOR_UNAVAILABLE")
         with pytest.raises(HermesError) as error:
             client.chat(QUESTION)
         assert error.value.reason == "EXECUTOR_UNAVAILABLE"
         assert client.assemble(QUESTION).token_ids, "prompts can be assembled all the same"
-        executor.stop()
 
         back = executor_process(model_directory, port)
+        processes.callback(back.kill)
         assert back.address
         becomes_healthy(assembler)
         assert "Paris" in client.chat(QUESTION, temperature=0, max_tokens=40).text
-    assert assembler.stop() == 0
-    assert back.stop() == 0
