@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from executor.watchdog import Watchdog
 from hermes.v1 import executor_pb2_grpc
 from shared import server as hermes_server
 from shared.config import ExecutorSettings
@@ -41,6 +42,7 @@ class ExecutorApplication:
         self._settings = settings
         self._executor: Executor | None = None
         self._endpoint: Endpoint | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server, health: Health) -> None:
         """Loads the model, starts the engine, adds the servicers. Raises StartupError."""
@@ -56,12 +58,18 @@ class ExecutorApplication:
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._executor.service, server)
         executor_pb2_grpc.add_ExecutorAdminServicer_to_server(self._executor.admin, server)
         await health.set(SERVICE, serving=True)
+        watchdog = Watchdog(self._executor.engine, self._settings.watchdog_seconds)
+        self._watching = asyncio.create_task(
+            watchdog.watch(lambda serving: health.set(SERVICE, serving=serving)), name="watchdog"
+        )
 
     async def drain(self) -> None:
         """Nothing to do: what runs ends by itself, and the server waits for its calls."""
 
     async def stop(self) -> None:
         """Ends the engine after the step that runs."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._endpoint is not None:
             await asyncio.to_thread(self._endpoint.close)
         if self._executor is not None:

@@ -55,8 +55,8 @@ class Batch(NamedTuple):
     """`[1, T]` int64."""
     positions: Tensor
     """`[1, T]` int64: each token's place in its own sequence."""
-    sampled_rows: Tensor
-    """`[S]` int64: the rows of T whose logits are wanted, in the order of the works that sample."""
+    last_rows: Tensor
+    """`[works]` int64: the row of T that each work ends with, whose logits are wanted."""
     plan: AttentionPlan
 
 
@@ -77,7 +77,6 @@ def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.
     token_ids = np.concatenate([np.asarray(w.sequence.tokens[w.start : w.end], dtype=np.int64) for w in works])
     positions = np.concatenate([np.arange(w.start, w.end, dtype=np.int64) for w in works])
     slots = np.concatenate([_slots(table, w.start, w.end, block_size) for w, table in zip(works, tables, strict=True)])
-    sampled = [int(end) - 1 for work, end in zip(works, ends, strict=True) if work.samples]
 
     decodes = {i: work.sequence.held.path for i, work in enumerate(works) if work.count == 1}
     runs = list(shared_runs(decodes, block_size))
@@ -103,7 +102,7 @@ def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.
     return Batch(
         token_ids=torch.from_numpy(token_ids).to(device)[None],
         positions=torch.from_numpy(positions).to(device)[None],
-        sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
+        last_rows=torch.from_numpy(ends - 1).to(device),
         plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared),
     )
 

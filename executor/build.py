@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from executor.admin import ExecutorAdminService
 from executor.engine import Engine
+from executor.mailbox import Outbox
 from executor.memory import build_cache
 from executor.model import Model, choose_device, choose_dtype
 from executor.scheduler import SchedulerLimits
-from executor.service import ExecutorAdminService, ExecutorService, Outbox
+from executor.service import ExecutorService
 from executor.translate import Translator
 from hermes.v1 import executor_pb2
 from shared.config import ExecutorSettings
@@ -62,13 +64,21 @@ def build(settings: ExecutorSettings, loop: asyncio.AbstractEventLoop, on_death:
     translator = Translator(
         vocab_size=model.vocab_size,
         context_length=model.context_length,
+        max_samples=settings.max_running,
         eos_token_ids=model.eos_token_ids,
         defaults=model.defaults,
         model_version=info.model_version,
         tokenizer_fingerprint=info.tokenizer_fingerprint,
     )
     service = ExecutorService(engine, outbox, translator, info, prompt_timeout_seconds=settings.prompt_timeout_seconds)
-    return Executor(engine, service, ExecutorAdminService(), metrics)
+    admin = ExecutorAdminService(
+        engine,
+        outbox,
+        translator,
+        bytes_per_token=model.layout.bytes_per_token,
+        show_prompts=settings.show_prompts,
+    )
+    return Executor(engine, service, admin, metrics)
 
 
 def _describe(

@@ -51,6 +51,7 @@ def limits(settings: ExecutorSettings) -> KVLimits:
         max_children=settings.max_children,
         max_roots=settings.max_roots,
         namespace_share=settings.namespace_share,
+        max_pinned=settings.max_pinned,
         eviction=settings.eviction,
         min_cached_tokens=settings.min_cached_tokens,
         min_copy_tokens=settings.min_copy_tokens,

@@ -77,14 +77,14 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Rows[Tensor], values: Rows[Tensor]) -> Tensor:
-        """Runs a step over the pool's `keys` and `values`; returns the sampled rows' logits, `[S, vocab]` float32."""
-        return self.run(batch.token_ids, batch.positions, batch.sampled_rows, StepCache(keys, values, batch.plan))
+        """Runs a step over the pool's `keys` and `values`; returns `[works, vocab]` float32 logits."""
+        return self.run(batch.token_ids, batch.positions, batch.last_rows, StepCache(keys, values, batch.plan))
 
-    def run(self, token_ids: Tensor, positions: Tensor, sampled_rows: Tensor, cache: StepCache) -> Tensor:
-        """One forward over `[1, T]` ids and positions; returns the logits of `sampled_rows`, `[S, vocab]` float32."""
+    def run(self, token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
+        """One forward over `[1, T]` ids and positions; returns the logits of `rows`, `[rows, vocab]` float32."""
         with running(cache):
             logits: Tensor = self.network(
-                input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=sampled_rows
+                input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=rows
             ).logits
         return logits[0].float()
 

@@ -7,14 +7,14 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shared.errors import HermesError
 
 if TYPE_CHECKING:
     from executor.kv.node import Scope
     from executor.kv.sequence import SequenceBlocks
-    from executor.sampler import TokenHistory
+    from executor.sampler import TokenHistory, TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] = ()
     """When not empty, only these token ids can be chosen."""
+    samples: int = 1
+    """Independent answers to the one prompt; the contract's n."""
+    logprobs: int | None = None
+    """Log-probabilities to tell: None for none, else how many of the likeliest besides the chosen token's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Stopping:
     stop_token_ids: frozenset[int] = frozenset()
     """The caller's own and, unless they are to be ignored, the model's end-of-sequence tokens."""
     max_tokens: int | None = None
+    """None is no limit but the context's. 0 computes the prompt and generates nothing."""
     min_tokens: int = 0
 
 
@@ -57,6 +62,10 @@ class Request:
     read_cache: bool = True
     write_cache: bool = True
     request_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("a request needs a prompt: its last token gives the first logits")
 
 
 class FinishReason(enum.Enum):
@@ -74,22 +83,46 @@ class Started:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A token was chosen."""
+class TokenLogprob(NamedTuple):
+    """How likely the model itself held a token, before penalties and temperature."""
 
     token_id: int
+    logprob: float
+
+
+class Choice(NamedTuple):
+    """A chosen token, with its log-probability and the likeliest tokens at its place where those were asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A token of one sample was chosen."""
+
+    index: int
+    choice: Choice
+
+
+class Usage(NamedTuple):
+    """Token counts of a whole request, all samples together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer ended, and its blocks are released. Durations are in seconds."""
+    """One sample ended, and its blocks are released. Durations are in seconds."""
 
+    index: int
     reason: FinishReason
     stop_token_id: int | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    usage: Usage | None
+    """On the last sample to finish."""
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
@@ -107,36 +140,82 @@ Deliver = Callable[[Event], None]
 """Takes a request's events, on the engine's thread and in order."""
 
 _arrivals: Final = itertools.count()
+_SEED_STEP: Final = 0xD1342543DE82EF95  # odd and without pattern, so that seeds of samples and of requests do not meet
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way: what its samples have in common. Written by the engine's thread alone."""
+
+    request: Request
+    deliver: Deliver
+    samples: list[Sequence] = field(default_factory=list)
+    """The first one from the start; the others when its prompt is computed, or when it ended before."""
+    stopped: set[int] = field(default_factory=set)
+    """Samples that were stopped before they began."""
+    rules: TokenRules | None = None
+    """Its biases and limits on tokens, as tensors."""
+    unfinished: int = field(init=False)
+    """Samples that have not ended yet, those to come among them."""
+    cached_tokens: int | None = None
+    """Prompt tokens that came from the tree, counted once, at the first admission."""
+    waited: bool = False
+    """Whether it waited for a prefix that another request was computing."""
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+    submitted: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.unfinished = self.request.sampling.samples
+        self.samples.append(Sequence(self, 0))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its samples have begun."""
+        return len(self.samples) == self.request.sampling.samples
+
+    @property
+    def usage(self) -> Usage:
+        """The counts so far."""
+        generated = sum(sample.generated for sample in self.samples)
+        return Usage(len(self.request.prompt), generated, self.cached_tokens or 0)
+
+    def begin_others(self) -> list[Sequence]:
+        """The samples besides the first, new."""
+        others = [Sequence(self, index) for index in range(1, self.request.sampling.samples)]
+        self.samples += others
+        return others
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the making. Written by the engine's thread alone."""
+    """One sample in the making. Written by the engine's thread alone."""
 
-    request: Request
-    deliver: Deliver
+    job: Job
+    index: int
     tokens: list[int] = field(init=False)
     """The prompt and what was generated after it."""
     computed: int = 0
     """How many of the tokens have their keys and values in the pool, shared ones included."""
     blocks: SequenceBlocks | None = None
     """Held from admission on; waiting sequences hold none."""
-    cached_tokens: int | None = None
-    """Prompt tokens that came from the tree, counted once, at the first admission."""
     history: TokenHistory | None = None
-    arrival: int = field(default_factory=lambda: next(_arrivals))
-    submitted: float = field(default_factory=time.monotonic)
+    ended: bool = False
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+        self.tokens = list(self.job.request.prompt)
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return len(self.request.prompt)
+    def request(self) -> Request:
+        """What was asked."""
+        return self.job.request
+
+    @property
+    def seed(self) -> int:
+        """The sample's own: the first one's is the request's."""
+        return (self.request.sampling.seed + self.index * _SEED_STEP) % 2**64
 
     @property
     def generated(self) -> int:
@@ -155,36 +234,39 @@ class Sequence:
             raise RuntimeError("a sequence that does not run holds no blocks")
         return self.blocks
 
-    def admit(self) -> Started:
-        """Notes the first admission: what came from the tree, and when."""
-        self.cached_tokens = self.held.cached_tokens
-        self.admitted = time.monotonic()
-        return Started(self.prompt_tokens, self.cached_tokens)
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by arrival, and the samples of one request by their index."""
+        return self.job.arrival, self.index
+
+    def enter(self, blocks: SequenceBlocks, computed: int) -> None:
+        """Runs from now on, with so many tokens computed already."""
+        self.blocks = blocks
+        self.computed = computed
+        self.admitted = self.admitted or time.monotonic()
 
     def since_last_token(self) -> float:
         """Seconds since the last token, or since the arrival where none has come yet."""
-        return time.monotonic() - (self.last_token or self.submitted)
+        return time.monotonic() - (self.last_token or self.job.submitted)
 
-    def extend(self, token: int) -> Generated:
+    def extend(self, token: int) -> None:
         """Adds a chosen token, which has not run yet."""
         self.tokens.append(token)
         self.last_token = time.monotonic()
         self.first_token = self.first_token or self.last_token
         if self.history is not None:
             self.history.add(token)
-        return Generated(token)
 
     def finished(self, reason: FinishReason, stop_token_id: int | None = None) -> Finished:
         """The closing event, with the clock read now."""
         now = time.monotonic()
         admitted, first = self.admitted or now, self.first_token or now
         return Finished(
+            index=self.index,
             reason=reason,
             stop_token_id=stop_token_id,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.generated,
-            cached_tokens=self.cached_tokens or 0,
-            queue_seconds=admitted - self.submitted,
+            usage=None if self.job.unfinished else self.job.usage,
+            queue_seconds=admitted - self.job.submitted,
             prefill_seconds=first - admitted,
             decode_seconds=now - first,
         )

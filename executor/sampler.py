@@ -7,7 +7,7 @@ having been preempted and run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ class TokenHistory:
     `seen`: `[vocab]` bool, prompt and completion; `counts`: `[vocab]` float32, completion only.
     """
 
+    @torch.inference_mode()
     def __init__(self, prompt: Rows[int], generated: Rows[int], vocab_size: int, device: torch.device) -> None:
         self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
@@ -35,6 +36,7 @@ class TokenHistory:
         for token in generated:
             self.add(token)
 
+    @torch.inference_mode()
     def add(self, token: int) -> None:
         """Takes a generated token into account."""
         self.seen[token] = True
@@ -48,29 +50,64 @@ class TokenHistory:
         )
 
 
+class TokenRules:
+    """A request's rules on single tokens, made into tensors once: biases, allowed ids, those that end the answer."""
+
+    def __init__(self, sampling: Sampling, stops: Iterable[int], device: torch.device) -> None:
+        def ids(tokens: Iterable[int]) -> Tensor:
+            return torch.tensor(list(tokens), dtype=torch.int64, device=device)
+
+        self.biased = ids(token for token, _ in sampling.logit_bias)
+        self.biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32, device=device)
+        self.allowed = ids(sampling.allowed)
+        """Empty allows all."""
+        self.stops = ids(stops)
+
+    def apply(self, logits: Tensor, *, early: bool) -> None:
+        """Changes one row's `[vocab]` logits. `early`: no token that ends the answer may come yet."""
+        if len(self.biased):
+            logits[self.biased] += self.biases
+        if early:
+            logits[self.stops] = _MINUS_INFINITY
+        if len(self.allowed):
+            kept = logits[self.allowed]
+            logits.fill_(_MINUS_INFINITY)
+            logits[self.allowed] = kept
+
+    @staticmethod
+    def needed(sampling: Sampling, *, early: bool) -> bool:
+        """Whether there is anything to apply."""
+        return bool(early or sampling.logit_bias or sampling.allowed)
+
+
 class SampleRow(NamedTuple):
     """One row of logits to choose from."""
 
     sampling: Sampling
+    seed: int
+    """The sample's own, which with `generated` makes its random number."""
     generated: int
     """How many tokens the sequence has generated before this one."""
     history: TokenHistory | None = None
-    forbidden: tuple[int, ...] = ()
-    """Tokens that must not come yet: the stop tokens before `min_tokens`."""
+    rules: TokenRules | None = None
+    early: bool = False
+    """Whether the tokens that end an answer must not come yet: before `min_tokens`."""
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Rows[SampleRow]) -> list[int]:
     """Chooses one token per row from `[rows, vocab]` logits, which are overwritten."""
     _penalize(logits, rows)
-    _bias(logits, rows)
+    for i, row in enumerate(rows):
+        if row.rules is not None:
+            row.rules.apply(logits[i], early=row.early)
     chosen = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
     if drawn:
         settings = [rows[i].sampling for i in drawn]
         some = torch.tensor(drawn, device=logits.device)
         scaled = logits[some] / _column(settings, lambda s: s.temperature, logits)
-        chosen[some] = _draw(_filter(scaled, settings), [(rows[i].sampling.seed, rows[i].generated) for i in drawn])
+        chosen[some] = _draw(_filter(scaled, settings), [(rows[i].seed, rows[i].generated) for i in drawn])
     return [int(token) for token in chosen.tolist()]
 
 
@@ -89,21 +126,6 @@ def _penalize(logits: Tensor, rows: Rows[SampleRow]) -> None:
     part -= (counts > 0) * _column(settings, lambda s: s.presence_penalty, logits)
     part -= counts * _column(settings, lambda s: s.frequency_penalty, logits)
     logits[index] = part
-
-
-def _bias(logits: Tensor, rows: Rows[SampleRow]) -> None:
-    """Adds biases, forbids what must not come yet, and all that is outside the allowed ids."""
-    for i, (sampling, _, _, forbidden) in enumerate(rows):
-        if sampling.logit_bias:
-            ids, biases = zip(*sampling.logit_bias, strict=True)
-            logits[i, list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-        if forbidden:
-            logits[i, list(forbidden)] = _MINUS_INFINITY
-        if sampling.allowed:
-            allowed = list(sampling.allowed)
-            kept = logits[i, allowed]
-            logits[i] = _MINUS_INFINITY
-            logits[i, allowed] = kept
 
 
 def _filter(scaled: Tensor, settings: Rows[Sampling]) -> Tensor:

@@ -4,17 +4,26 @@ Every running sequence that decodes gets its token; what is left of the step's t
 order of arrival, ending on block boundaries. Waiting sequences hold no blocks. One is admitted when what it needs fits
 beside what the running ones have been promised. When a running sequence can get no block all the same, the youngest
 gives way: it publishes what it has computed, waits at the head of the queue, and picks its blocks up from the tree.
+
+A waiting sequence is matched anew each step, and left to wait while the next block that it needs is one that a running
+prefill is about to publish. Nothing is registered for that: when the owner is done, fails or goes away, the next look
+says so by itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from executor.batch import Work
 from executor.kv.cache import KVCache
 from executor.kv.pool import OutOfBlocks
 from executor.requests import Sequence
+
+_LOOKAHEAD: Final = 64  # waiting sequences that a step looks at; each costs a match
+MAX_OVERTAKEN: Final = 16
+"""How many that arrived later may be admitted before a request, because the tree holds more of their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +36,59 @@ class SchedulerLimits:
     max_waiting: int
 
 
+class _Candidate(NamedTuple):
+    """A waiting sequence, and how far the tree carries it now."""
+
+    sequence: Sequence
+    cached: int
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """Its place in the order of arrival, put back by what it would have to compute."""
+        computed = 1.0 - self.cached / len(self.sequence.tokens)
+        arrival, index = self.sequence.order
+        return arrival + MAX_OVERTAKEN * computed, index
+
+
 class Scheduler:
     """Owns which sequences wait and which run; the engine's thread alone calls it."""
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
         if limits.max_running > limits.max_batch_tokens:
             raise ValueError("every running sequence must find room for its token in a step")
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        """In order of arrival: the last one is the first to give way."""
+        """Both in order of arrival: the last one that runs is the first to give way."""
         self.starved: list[Sequence] = []
         """Sequences of the last `schedule` that have all the pool to themselves and found no block: they end there."""
         self.preemptions = 0
+        self.waited_requests = 0
+        """Requests that waited for a prefix which another was computing."""
         self._cache = cache
         self._limits = limits
 
     @property
     def full(self) -> bool:
         """Whether the queue has no room for another sequence."""
-        return len(self.waiting) >= self._limits.max_waiting
+        room = max(self._limits.max_running - len(self.running), 0)
+        return len(self.waiting) >= self._limits.max_waiting + room
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence behind all that wait."""
-        self.waiting.append(sequence)
+        """Queues a sequence by its arrival."""
+        insort(self.waiting, sequence, key=_order)
+
+    def fork(self, source: Sequence, sequence: Sequence) -> None:
+        """Lets a sample run from where another one is; queues it where it can get no place or no block."""
+        if len(self.running) < self._limits.max_running:
+            try:
+                blocks = source.held.fork(source.tokens, source.computed)
+            except OutOfBlocks:
+                pass
+            else:
+                sequence.enter(blocks, source.computed)
+                insort(self.running, sequence, key=_order)
+                return
+        self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is; its blocks stay for the caller to release."""
@@ -74,39 +113,66 @@ class Scheduler:
         return list(plan.values())
 
     def _admit(self) -> None:
-        """Lets waiting sequences run, first come first served, while their blocks fit."""
+        """Lets waiting sequences run while their blocks fit, each in its turn."""
         promised = sum(max(len(s.tokens) - s.held.reserved, 0) for s in self.running)
-        while self.waiting and len(self.running) < self._limits.max_running:
-            sequence = self.waiting[0]
-            scope, read, write = sequence.request.scope, sequence.request.read_cache, sequence.request.write_cache
-            # A block for each running sequence to go on with besides, or they would take this one's at once.
-            reserved = promised + len(self.running) * self._cache.block_size
-            if not self._cache.can_admit(scope, sequence.tokens, len(sequence.tokens) + reserved, read=read):
-                if not self.running:  # it ran before, and has grown past what the pool can ever hold
-                    self.starved.append(self.waiting.popleft())
-                    continue
+        for sequence, cached in self._candidates():
+            if len(self.running) >= self._limits.max_running:
                 return
-            self.waiting.popleft()
-            sequence.blocks = self._cache.open(scope, sequence.tokens, read=read, write=write)
-            sequence.computed = sequence.blocks.cached_tokens
-            promised += len(sequence.tokens) - sequence.blocks.reserved
-            self._enter(sequence)
+            if self._comes_soon(sequence, cached):
+                self.waited_requests += not sequence.job.waited
+                sequence.job.waited = True
+                continue
+            request = sequence.request
+            # A block for each running sequence to go on with besides, or they would take this one's at once.
+            length = len(sequence.tokens) + promised + len(self.running) * self._cache.block_size
+            if not self._cache.can_admit(request.scope, sequence.tokens, length, read=request.read_cache):
+                if self.running:
+                    return
+                self.starved.append(sequence)  # it ran before, and has grown past what the pool can ever hold
+                self.waiting.remove(sequence)
+                continue
+            # Judged by the prompt: one that was preempted has its answer behind it.
+            keeps = request.write_cache and len(request.prompt) >= self._cache.min_cached_tokens
+            blocks = self._cache.open(request.scope, sequence.tokens, read=request.read_cache, write=keeps)
+            promised += max(len(sequence.tokens) - blocks.reserved, 0)
+            sequence.enter(blocks, blocks.cached_tokens)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_order)
 
-    def _enter(self, sequence: Sequence) -> None:
-        place = len(self.running)
-        while place and self.running[place - 1].arrival > sequence.arrival:
-            place -= 1
-        self.running.insert(place, sequence)
+    def _candidates(self) -> list[_Candidate]:
+        """The waiting sequences that have been here longest, in the order of their turns."""
+        if len(self.running) >= self._limits.max_running:
+            return []
+        found = [
+            _Candidate(s, self._cache.match(s.request.scope, s.tokens) if s.request.read_cache else 0)
+            for s in self.waiting[:_LOOKAHEAD]
+        ]
+        return sorted(found, key=lambda candidate: candidate.turn)
+
+    def _comes_soon(self, sequence: Sequence, cached: int) -> bool:
+        """Whether a running prefill is about to publish the block at which the tree's part of this prompt ends."""
+        if not sequence.request.read_cache:
+            return False
+        size, tokens = self._cache.block_size, sequence.tokens
+        start = cached - cached % size
+        wanted = tokens[start : min(start + size, len(tokens) - 1)]
+        for owner in self.running:
+            prefills = owner.remaining > 1 and owner.computed < start + size <= len(owner.tokens)
+            if prefills and owner.held.findable and owner.request.scope == sequence.request.scope:
+                agreed = _agreed(owner.tokens[start : start + size], wanted)
+                better = agreed > cached - start and (agreed == size or agreed >= self._cache.min_copy_tokens)
+                if better and owner.tokens[:start] == tokens[:start]:
+                    return True
+        return False
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """How many tokens it runs now: all that remain, or as many as fit and end on a block boundary."""
+        """How many tokens it runs now: all that remain, else as many as fit, up to a block boundary if one is there."""
         if sequence.blocks is None:  # preempted while this step was planned
             return 0
         if sequence.remaining <= budget:
             return sequence.remaining
-        end = sequence.computed + budget
-        aligned = end - end % self._cache.block_size
-        return max(aligned - sequence.computed, 0)
+        beyond = (sequence.computed + budget) % self._cache.block_size
+        return budget - beyond if beyond < budget else budget
 
     def _reserve(self, sequence: Sequence, count: int, plan: dict[int, Work]) -> bool:
         """Gets blocks for the tokens, from the youngest running sequences where there are none left."""
@@ -133,4 +199,13 @@ class Scheduler:
         sequence.held.finish(sequence.tokens, sequence.computed)
         sequence.blocks = None
         sequence.computed = 0
-        self.waiting.appendleft(sequence)
+        self.add(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _agreed(left: list[int], right: list[int]) -> int:
+    """How many first tokens two blocks have in common."""
+    return next((i for i, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), len(right))

@@ -1,26 +1,21 @@
-"""Between the contract's messages and the engine's requests and events; every check of a request stands here."""
+"""The contract's requests as the engine's; every check of a request stands here."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
-
-from google.protobuf import duration_pb2
+from collections.abc import Iterable, Sequence
 
 from executor.kv.node import Scope
 from executor.model import GenerationDefaults
-from executor.requests import Finished, FinishReason, Request, Sampling, Stopping
+from executor.requests import Request, Sampling, Stopping
 from hermes.v1 import executor_pb2, types_pb2
-from shared.errors import HermesError, StartupError, failed_precondition, invalid_argument, unimplemented
+from shared.errors import HermesError, StartupError, failed_precondition, invalid_argument
 
+_MAX_LOGPROBS = 128  # far more than anybody reads, and a message that stays small
 _MAX_PENALTY = 2.0  # the range that chat APIs give presence and frequency penalties
 _MAX_BIAS = 100.0  # and to biases; it bans or forces a token, and stays far from what overflows
 _REPETITION = (0.01, 100.0)  # beyond this a penalty means nothing, and may overflow
-_REASONS = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
 
 
 class Translator:
@@ -31,6 +26,7 @@ class Translator:
         *,
         vocab_size: int,
         context_length: int,
+        max_samples: int,
         eos_token_ids: frozenset[int],
         defaults: GenerationDefaults,
         model_version: str,
@@ -39,6 +35,7 @@ class Translator:
         """Raises StartupError for defaults that no request could be answered with."""
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._max_samples = max_samples
         self._eos_token_ids = eos_token_ids
         self._defaults = defaults
         self._model_version = model_version
@@ -73,10 +70,7 @@ class Translator:
 
     def request(self, start: executor_pb2.ExecutorStart, prompt: list[int]) -> Request:
         """The engine's request. Raises HermesError with INVALID_ARGUMENT and a sentence."""
-        if not prompt:
-            raise invalid_argument("PROMPT_EMPTY", "The prompt has no tokens; send at least one.")
-        self.check_length(len(prompt))
-        self._check_ids("prompt", prompt)
+        self._check_prompt(prompt)
         sampling, stopping = self._sampling(start.sampling), self._stopping(start.stopping)
         choices = sampling.allowed or range(self._vocab_size)
         if stopping.min_tokens and stopping.stop_token_ids.issuperset(choices):
@@ -86,19 +80,33 @@ class Translator:
             prompt=tuple(prompt),
             sampling=sampling,
             stopping=stopping,
-            scope=Scope(policy.namespace, self._model_version, "full"),
+            scope=self.scope(policy.namespace),
             read_cache=policy.read if policy.HasField("read") else True,
             write_cache=policy.write if policy.HasField("write") else True,
             request_id=start.request_id,
         )
 
+    def scope(self, namespace: str) -> Scope:
+        """Whose blocks a request may share."""
+        return Scope(namespace, self._model_version, "full")
+
+    def prefix(self, token_ids: Sequence[int], namespace: str) -> Request:
+        """A request that computes a prefix and generates nothing. Raises HermesError with INVALID_ARGUMENT."""
+        self._check_prompt(token_ids)
+        stopping = Stopping(max_tokens=0)
+        return Request(tuple(token_ids), Sampling(), stopping, self.scope(namespace))
+
+    def _check_prompt(self, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise invalid_argument("PROMPT_EMPTY", "The prompt has no tokens; send at least one.")
+        self.check_length(len(token_ids))
+        self._check_ids("prompt", token_ids)
+
     def _sampling(self, params: types_pb2.SamplingParams) -> Sampling:
-        if params.HasField("n") and params.n != 1:
-            if params.n == 0:
-                raise _bad("SAMPLING", "n", "must be 1 or more, not 0")
-            raise _not_yet("sampling.n", "more than one sample of a prompt")
-        if params.HasField("logprobs"):
-            raise _not_yet("sampling.logprobs", "log-probabilities")
+        if params.HasField("n") and not 1 <= params.n <= self._max_samples:
+            raise _bad("SAMPLING", "n", f"must be from 1 to {self._max_samples}, not {params.n}")
+        if params.logprobs > _MAX_LOGPROBS:
+            raise _bad("SAMPLING", "logprobs", f"must be at most {_MAX_LOGPROBS}, not {params.logprobs}")
         given = self._defaults
         sampling = Sampling(
             temperature=_first(params, "temperature", given.temperature, 1.0),
@@ -109,6 +117,8 @@ class Translator:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             seed=params.seed if params.HasField("seed") else secrets.randbits(64),
+            samples=params.n if params.HasField("n") else 1,
+            logprobs=params.logprobs if params.HasField("logprobs") else None,
             logit_bias=tuple(sorted(params.logit_bias.items())),
             allowed=tuple(sorted(set(params.allowed_token_ids))),
         )
@@ -137,26 +147,6 @@ class Translator:
                 token_id=str(largest),
                 vocab_size=str(self._vocab_size),
             )
-
-
-def finished_event(event: Finished) -> executor_pb2.ExecutorGenerateResponse:
-    """The closing event of the only sample, with usage and timings."""
-    return executor_pb2.ExecutorGenerateResponse(
-        finished=executor_pb2.ExecutionFinished(
-            finish_reason=_REASONS[event.reason],
-            stop_token_id=event.stop_token_id,
-            usage=types_pb2.Usage(
-                prompt_tokens=event.prompt_tokens,
-                completion_tokens=event.completion_tokens,
-                cached_tokens=event.cached_tokens,
-            ),
-            timings=types_pb2.Timings(
-                queue=_duration(event.queue_seconds),
-                prefill=_duration(event.prefill_seconds),
-                decode=_duration(event.decode_seconds),
-            ),
-        )
-    )
 
 
 def _first(params: types_pb2.SamplingParams, name: str, model_default: float | None, default: float) -> float:
@@ -188,13 +178,3 @@ def _range(field: str, value: float, within: bool, rule: str) -> None:
 
 def _bad(what: str, field: str, rule: str) -> HermesError:
     return invalid_argument(f"BAD_{what}", f"{field} {rule}.", field=field)
-
-
-def _not_yet(field: str, what: str) -> HermesError:
-    return unimplemented("NOT_SUPPORTED_YET", f"This executor does not do {what} yet; leave {field} out.", field=field)
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -125,6 +125,10 @@ class ExecutorSettings(ServerSettings):
     max_waiting: Positive = Field(default=256, description="Requests that may wait; more are refused.")
     prompt_timeout_seconds: float = Field(default=30.0, gt=0, description="Time that a caller has to send its prompt.")
     retry_after_seconds: float = Field(default=1.0, gt=0, description="When a refused caller is told to come back.")
+    watchdog_seconds: float = Field(
+        default=120.0, gt=0, description="A step that takes longer turns health to NOT_SERVING."
+    )
+    show_prompts: bool = Field(default=False, description="Let DescribeTree show the first token ids of branches.")
     prefix_cache: bool = Field(default=True, description="Keep keys and values of prompts for later requests.")
     eviction: Literal["lru", "lfu_aged"] = Field(default="lru", description="Which cached prefix goes first.")
     high_water: Share = Field(default=0.90, description="Share of blocks in use at which cached prefixes are dropped.")
@@ -136,6 +140,7 @@ class ExecutorSettings(ServerSettings):
     max_children: Positive = Field(default=256, description="Most branches under one node of the prefix tree.")
     max_roots: Positive = Field(default=1024, description="Most namespaces that the prefix tree keeps.")
     namespace_share: Share = Field(default=1.0, description="Share of the cache that one namespace may fill.")
+    max_pinned: Share = Field(default=0.5, description="Share of the blocks that pins may hold together.")
     min_cached_tokens: Positive = Field(default=1, description="Prompts shorter than this are not kept.")
     min_copy_tokens: Positive = Field(default=4, description="Tokens that a split block must share to be worth a copy.")
 

@@ -77,6 +77,11 @@ def failed_precondition(reason: str, message: str, **metadata: str) -> HermesErr
     return HermesError(grpc.StatusCode.FAILED_PRECONDITION, reason, message, metadata=metadata)
 
 
+def not_found(reason: str, message: str, **metadata: str) -> HermesError:
+    """What the request names is not there, or no longer."""
+    return HermesError(grpc.StatusCode.NOT_FOUND, reason, message, metadata=metadata)
+
+
 def resource_exhausted(reason: str, message: str, *, retry_after: float, **metadata: str) -> HermesError:
     """There is too much load; the same call may succeed after retry_after seconds."""
     return HermesError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, message, metadata=metadata, retry_after=retry_after)

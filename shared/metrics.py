@@ -28,11 +28,14 @@ class Load(NamedTuple):
 
     running: int
     waiting: int
+    blocks_total: int
     blocks_free: int
     blocks_active: int
     """Held by running requests, shared or their own."""
     blocks_cached: int
     """Held by the prefix tree alone, free to evict."""
+    blocks_pinned: int
+    """Held by pins; those that running requests read count as active."""
     preemptions: int
     evicted_blocks: int
 
@@ -119,6 +122,7 @@ class _LoadCollector(Collector):
         blocks.add_metric([*self._labels, "free"], load.blocks_free)
         blocks.add_metric([*self._labels, "active"], load.blocks_active)
         blocks.add_metric([*self._labels, "cached"], load.blocks_cached)
+        blocks.add_metric([*self._labels, "pinned"], load.blocks_pinned)
         yield blocks
         for name, text, value in (
             ("hermes_preemptions", "Times that a running request had to give way.", load.preemptions),

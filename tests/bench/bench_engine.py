@@ -67,11 +67,11 @@ class Bench:
         for _ in range(batch):
             self.submit(head + self.words(OWN), steps + 50)
         self.engine.step()
-        while any(sequence.remaining > 1 or sequence.blocks is None for sequence in self.engine._live):
+        while any(job.samples[0].remaining > 1 or job.samples[0].blocks is None for job in self.engine._live):
             self.engine.step()
         times = [self._timed(self.engine.step) for _ in range(steps)]
-        for sequence in list(self.engine._live):
-            self.engine.cancel(sequence)
+        for job in list(self.engine._live):
+            self.engine.cancel(job)
         self.drain()
         return statistics.median(times)
 

@@ -85,7 +85,7 @@ def words(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
 
 
 def ids(events: list[Event]) -> list[int]:
-    return [event.token_id for event in events if isinstance(event, Generated)]
+    return [event.choice.token_id for event in events if isinstance(event, Generated)]
 
 
 def cached(events: list[Event]) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hermes.cli import assemble, chat, health, model
+from hermes.cli import assemble, cache, chat, health, model
 from hermes.cli.console import fail
 from shared.errors import HermesError, StartupError
 
@@ -20,6 +20,7 @@ app.command()(chat.chat)
 app.command()(chat.generate)
 app.command()(assemble.assemble)
 app.command()(health.health)
+app.add_typer(cache.app, name="cache")
 app.add_typer(model.app, name="model")
 
 

@@ -15,7 +15,7 @@ from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool, KVLayout
-from executor.requests import Request, Sampling, Stopping
+from executor.requests import Job, Request, Sampling, Stopping
 from executor.requests import Sequence as Running
 
 CPU = torch.device("cpu")
@@ -115,9 +115,9 @@ class House:
 
     def open(self, prompt: Sequence[int]) -> Running:
         """Admitted, with slots for its prompt."""
-        sequence = Running(Request(tuple(prompt), Sampling(), Stopping(), SCOPE), lambda _: None)
-        sequence.blocks = self.cache.open(SCOPE, prompt, read=True, write=True)
-        sequence.computed = sequence.blocks.cached_tokens
+        (sequence,) = Job(Request(tuple(prompt), Sampling(), Stopping(), SCOPE), lambda _: None).samples
+        blocks = self.cache.open(SCOPE, prompt, read=True, write=True)
+        sequence.enter(blocks, blocks.cached_tokens)
         sequence.held.reserve(len(prompt))
         return sequence
 
@@ -170,7 +170,7 @@ def visible(call: AttentionCall, query: int, key: int, keys: int) -> bool:
 def is_right(house: House, works: Sequence[Work]) -> Batch:
     """Packs, and proves every part of the step."""
     batch = house.pack(works)
-    sees, row, sampled = seen(batch), 0, []
+    sees, row, last = seen(batch), 0, []
     for work in works:
         slots = house.slots(work.sequence, work.end)
         for position in range(work.start, work.end):
@@ -179,12 +179,11 @@ def is_right(house: House, works: Sequence[Work]) -> Batch:
             assert batch.plan.slots[row] == slots[position]
             assert sees[row] == Counter(slots[: position + 1]), "each key up to its own, exactly once"
             row += 1
-        if work.end == len(work.sequence.tokens):
-            sampled.append(row - 1)
+        last.append(row - 1)
     assert batch.token_ids.shape == batch.positions.shape == (1, row)
     assert batch.plan.slots.shape == (row,)
-    assert batch.sampled_rows.tolist() == sampled
-    assert all(t.dtype == torch.int64 for t in (batch.token_ids, batch.positions, batch.sampled_rows, batch.plan.slots))
+    assert batch.last_rows.tolist() == last
+    assert all(t.dtype == torch.int64 for t in (batch.token_ids, batch.positions, batch.last_rows, batch.plan.slots))
     return batch
 
 
@@ -201,13 +200,13 @@ class TestPack:
         assert call.causal
         assert isinstance(call.slots, slice)
 
-    def test_a_chunk_in_the_middle_is_masked_and_not_sampled(self) -> None:
+    def test_a_chunk_in_the_middle_is_masked(self) -> None:
         house = House()
         sequence = house.open(range(40))
         house.compute(sequence, 16)
         batch = is_right(house, [Work(sequence, 16, 16)])
         assert batch.plan.own[0].mask is not None
-        assert batch.sampled_rows.tolist() == []
+        assert batch.last_rows.tolist() == [15]
 
     def test_a_hit_in_the_middle_of_a_block_goes_on_from_there(self) -> None:
         house = House()

@@ -17,7 +17,7 @@ from transformers import (
 
 from executor import sampler
 from executor.requests import Sampling
-from executor.sampler import SampleRow, TokenHistory, sample, uniforms
+from executor.sampler import SampleRow, TokenHistory, TokenRules, sample, uniforms
 
 VOCAB = 500
 LARGE_VOCAB = 150_000
@@ -34,12 +34,14 @@ def tied_logits(rows: int = 1, vocab: int = VOCAB) -> Tensor:
 
 
 def row(generated: int = 0, *, forbidden: Sequence[int] = (), **settings: Any) -> SampleRow:
-    return SampleRow(Sampling(**settings), generated, None, tuple(forbidden))
+    sampling = Sampling(**settings)
+    rules = TokenRules(sampling, forbidden, CPU)
+    return SampleRow(sampling, sampling.seed, generated, None, rules, early=bool(forbidden))
 
 
 def penalized(prompt: Sequence[int], generated: Sequence[int], vocab: int = VOCAB, **settings: Any) -> SampleRow:
     history = TokenHistory(prompt, generated, vocab, CPU)
-    return SampleRow(Sampling(**settings), len(generated), history)
+    return SampleRow(Sampling(**settings), settings.get("seed", 0), len(generated), history)
 
 
 @pytest.fixture
@@ -139,7 +141,7 @@ def test_a_history_grows_with_the_answer(drawn_from: Callable[..., Tensor]) -> N
     grown.add(4)
     whole = penalized([1, 2], [3, 4, 4], **settings)
     logits = random_logits()
-    assert torch.equal(drawn_from(logits, SampleRow(Sampling(**settings), 3, grown)), drawn_from(logits, whole))
+    assert torch.equal(drawn_from(logits, SampleRow(Sampling(**settings), 0, 3, grown)), drawn_from(logits, whole))
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
@@ -207,7 +209,8 @@ MIXED = [
 def mixed_row(i: int, vocab: int) -> SampleRow:
     settings = Sampling(**MIXED[i % len(MIXED)], seed=1000 + i)
     history = TokenHistory([1, 2, 3], [i % 50, 7], vocab, CPU) if TokenHistory.needed(settings) else None
-    return SampleRow(settings, 2, history, (5,) if i % 3 == 0 else ())
+    rules = TokenRules(settings, (5,), CPU)
+    return SampleRow(settings, settings.seed, 2, history, rules, early=i % 3 == 0)
 
 
 def test_a_row_is_the_same_alone_and_among_any_neighbours() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from executor.kv.node import Scope
 from executor.model import GenerationDefaults
-from executor.requests import Finished, FinishReason, Request, Sampling
-from executor.translate import Translator, finished_event
+from executor.requests import Request, Sampling
+from executor.translate import Translator
 from hermes.v1 import executor_pb2, types_pb2
 from shared.errors import HermesError, StartupError
 
@@ -22,6 +22,7 @@ def translator(**changes: Any) -> Translator:
         **{
             "vocab_size": VOCAB,
             "context_length": CONTEXT,
+            "max_samples": 8,
             "eos_token_ids": frozenset({2}),
             "defaults": GenerationDefaults(),
             "model_version": "version",
@@ -69,7 +70,9 @@ def refused(prompt: list[int] | None = None, **fields: Any) -> HermesError:
         ("presence_penalty", 2.5, "must be from -2 to 2"),
         ("frequency_penalty", -3.0, "must be from -2 to 2"),
         ("frequency_penalty", math.nan, "must be from -2 to 2"),
-        ("n", 0, "must be 1 or more"),
+        ("n", 0, "must be from 1 to 8"),
+        ("n", 9, "must be from 1 to 8"),
+        ("logprobs", 129, "must be at most 128"),
         ("logit_bias", {5: math.inf}, "must be from -100 to 100"),
         ("logit_bias", {5: math.nan}, "must be from -100 to 100"),
         ("logit_bias", {5: 0.0, 6: -101.0}, "must be from -100 to 100"),
@@ -105,13 +108,11 @@ def test_the_ends_of_the_ranges_are_taken(sampling: dict[str, Any]) -> None:
     translated(sampling=sampling)
 
 
-@pytest.mark.parametrize(
-    ("field", "params"), [("sampling.n", {"n": 2}), ("sampling.logprobs", {"logprobs": 0})], ids=["n", "logprobs"]
-)
-def test_what_is_not_served_yet_is_unimplemented(field: str, params: dict[str, Any]) -> None:
-    error = refused(sampling=params)
-    assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
-    assert error.metadata["field"] == field
+def test_samples_and_log_probabilities_are_none_and_one_unless_asked_for() -> None:
+    sampling = translated().sampling
+    assert (sampling.samples, sampling.logprobs) == (1, None)
+    sampling = translated(sampling={"n": 4, "logprobs": 0}).sampling
+    assert (sampling.samples, sampling.logprobs) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -251,19 +252,10 @@ def test_the_cache_is_read_and_written_unless_told_otherwise() -> None:
     assert (request.read_cache, request.write_cache) == (False, False)
 
 
-def finished(stop_token_id: int | None) -> Finished:
-    reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
-    return Finished(reason, stop_token_id, 10, 4, 8, 0.25, 1.5, 2.0)
-
-
-def test_the_end_is_told_with_usage_and_timings() -> None:
-    event = finished_event(finished(0)).finished
-    assert event.finish_reason == types_pb2.FINISH_REASON_STOP
-    assert event.HasField("stop_token_id")
-    assert event.usage == types_pb2.Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=8)
-    assert event.timings.queue.ToMilliseconds() == 250
-    assert event.timings.prefill.ToMilliseconds() == 1500
-    assert event.timings.decode.ToSeconds() == 2
-    event = finished_event(finished(None)).finished
-    assert event.finish_reason == types_pb2.FINISH_REASON_LENGTH
-    assert not event.HasField("stop_token_id")
+def test_a_prefix_is_a_request_that_generates_nothing() -> None:
+    request = translator().prefix(PROMPT, "team")
+    assert (request.prompt, request.stopping.max_tokens, request.scope.namespace) == (tuple(PROMPT), 0, "team")
+    for bad, reason in (([], "PROMPT_EMPTY"), ([VOCAB], "TOKEN_OUT_OF_VOCABULARY"), ([1] * CONTEXT, "PROMPT_TOO_LONG")):
+        with pytest.raises(HermesError) as caught:
+            translator().prefix(bad, "")
+        assert caught.value.reason == reason

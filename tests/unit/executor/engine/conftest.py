@@ -17,8 +17,7 @@ from executor.kv.eviction import KVLimits
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool
 from executor.model import GenerationDefaults, Model
-from executor.requests import Event, Failed, Finished, Generated, Request, Sampling, Started, Stopping
-from executor.requests import Sequence as Running
+from executor.requests import Event, Failed, Finished, Generated, Job, Request, Sampling, Started, Stopping
 from executor.scheduler import SchedulerLimits
 from shared.metrics import ExecutorMetrics
 
@@ -56,11 +55,14 @@ class Answer:
     """What one request was told."""
 
     events: list[Event] = field(default_factory=list)
-    sequence: Running | None = None
+    job: Job | None = None
 
     @property
     def ids(self) -> list[int]:
-        return [event.token_id for event in self.events if isinstance(event, Generated)]
+        return self.ids_of(0)
+
+    def ids_of(self, index: int) -> list[int]:
+        return [event.choice.token_id for event in self.events if isinstance(event, Generated) and event.index == index]
 
     @property
     def started(self) -> Started:
@@ -121,7 +123,7 @@ class Bench:
             read_cache=read,
             write_cache=write,
         )
-        answer.sequence = self.engine.submit(request, answer.events.append)
+        answer.job = self.engine.submit(request, answer.events.append)
         return answer
 
     def step(self) -> bool:

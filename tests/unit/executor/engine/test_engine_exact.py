@@ -89,9 +89,9 @@ def test_preempted_answers_go_on_without_a_seam(bench, reference, words):
     served = bench(tokens=160, block_size=4)
     prompts = [words(30, seed=index) for index in range(6)]
     answers = served.run(*prompts, tokens=40)
-    assert served.engine._scheduler.preemptions > 0
+    assert served.engine.scheduler.preemptions > 0
     assert [answer.ids for answer in answers] == [reference(prompt, 40) for prompt in prompts]
-    assert all(answer.finished.completion_tokens == 40 for answer in answers)
+    assert all(answer.finished.usage.completion_tokens == 40 for answer in answers)
 
 
 def test_a_preempted_sample_draws_the_same_tokens(bench, words):
@@ -103,7 +103,7 @@ def test_a_preempted_sample_draws_the_same_tokens(bench, words):
         answers = [served.submit(p, tokens=40, **o) for p, o in zip(prompts, options, strict=True)]
         served.finish()
         outputs.append([answer.ids for answer in answers])
-    assert tight.engine._scheduler.preemptions > 0
+    assert tight.engine.scheduler.preemptions > 0
     assert outputs[0] == outputs[1]
 
 

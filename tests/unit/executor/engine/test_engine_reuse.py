@@ -20,7 +20,7 @@ def test_each_round_of_a_chat_computes_only_its_own_tokens(bench, words):
         known = len(history)
         history = history + question
         (answer,) = served.run(history, tokens=25)
-        recomputed = answer.finished.prompt_tokens - answer.cached
+        recomputed = answer.finished.usage.prompt_tokens - answer.cached
         if turn:
             slack = 1 + KVLimits().min_copy_tokens  # the token sampled last, and a partial match too short to copy
             assert recomputed < len(question) + slack
@@ -58,6 +58,6 @@ def test_a_request_that_must_not_write_leaves_nothing(bench, reference, words):
 def test_cached_tokens_are_counted_once_whatever_happens_later(bench, words):
     served = bench(tokens=160, block_size=4)
     answers = served.run(*[words(30, seed=index) for index in range(6)], tokens=40)
-    assert served.engine._scheduler.preemptions > 0
+    assert served.engine.scheduler.preemptions > 0
     assert [answer.cached for answer in answers] == [0] * 6
-    assert all(answer.finished.cached_tokens == 0 for answer in answers)
+    assert all(answer.finished.usage.cached_tokens == 0 for answer in answers)
