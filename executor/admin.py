@@ -79,7 +79,7 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
         namespace, most = request.namespace or None, request.max_branches or _BRANCHES
 
         def look() -> executor_pb2.DescribeTreeResponse:
-            cache, scheduler, admissions = self._engine.cache, self._engine.scheduler, self._engine.admissions
+            cache, scheduler, admissions = self._engine.cache, self._engine.scheduler, self._engine.jobs.admissions
             stats = cache.stats
             return executor_pb2.DescribeTreeResponse(
                 nodes=stats.nodes,

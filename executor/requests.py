@@ -63,6 +63,11 @@ class Request:
     write_cache: bool = True
     request_id: str = ""
 
+    @property
+    def generates(self) -> bool:
+        """Whether it wants an answer, and not only its prompt computed."""
+        return self.stopping.max_tokens != 0
+
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("a request needs a prompt: its last token gives the first logits")

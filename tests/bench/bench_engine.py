@@ -67,10 +67,10 @@ class Bench:
         for _ in range(batch):
             self.submit(head + self.words(OWN), steps + 50)
         self.engine.step()
-        while any(job.samples[0].remaining > 1 or job.samples[0].blocks is None for job in self.engine._live):
+        while any(job.samples[0].remaining > 1 or job.samples[0].blocks is None for job in self.engine.jobs):
             self.engine.step()
         times = [self._timed(self.engine.step) for _ in range(steps)]
-        for job in list(self.engine._live):
+        for job in self.engine.jobs:
             self.engine.cancel(job)
         self.drain()
         return statistics.median(times)
