@@ -183,10 +183,49 @@ def test_bad_parameters_are_invalid_arguments(stub, fields, reason):
     assert said.message.endswith(".")
 
 
-def test_what_is_not_served_yet_is_refused_and_not_ignored(stub):
-    for sampling in ({"n": 2}, {"logprobs": 0}):
-        said = refusal(stub, start([100], sampling=types_pb2.SamplingParams(**sampling)))
-        assert (said.code, said.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
+def test_samples_stream_by_index_and_one_can_be_stopped(stub):
+    go = threading.Event()
+    sampling = types_pb2.SamplingParams(temperature=1, seed=3, n=3)
+
+    def requests() -> Iterator[pb.ExecutorGenerateRequest]:
+        yield start(words(40, seed=9), sampling=sampling, stopping=types_pb2.StopParams(max_tokens=60, ignore_eos=True))
+        go.wait(60)
+        yield pb.ExecutorGenerateRequest(stop=pb.StopSample(index=1))
+
+    ids: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    ends = {}
+    for event in stub.Generate(requests(), timeout=120):
+        if event.HasField("delta"):
+            ids[event.delta.index] += event.delta.token_ids
+            go.set()
+        if event.HasField("finished"):
+            ends[event.finished.index] = event.finished
+    assert [len(ids[0]), len(ids[2])] == [60, 60]
+    assert len(ids[1]) < 60
+    assert ends[1].finish_reason == types_pb2.FINISH_REASON_STOP
+    assert ids[0] != ids[2]
+    usages = [end.usage.completion_tokens for end in ends.values() if end.HasField("usage")]
+    assert usages == [sum(map(len, ids.values()))]
+    said = refusal(stub, start([100], stopping=types_pb2.StopParams(max_tokens=500)), _stop(1))
+    assert said.reason == "NO_SUCH_SAMPLE"
+
+
+def _stop(index: int) -> pb.ExecutorGenerateRequest:
+    return pb.ExecutorGenerateRequest(stop=pb.StopSample(index=index))
+
+
+def test_log_probabilities_equal_those_of_transformers(stub, reference):
+    prompt = words(30, seed=10)
+    sampling = types_pb2.SamplingParams(temperature=0, logprobs=3, repetition_penalty=1.2)
+    events = list(stub.Generate(iter([start(prompt, sampling=sampling)]), timeout=120))
+    ids = [token for event in events for token in event.delta.token_ids]
+    told = [logprob for event in events for logprob in event.delta.logprobs]
+    assert [each.token_id for each in told] == ids
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    for row, each in zip(expected, told, strict=True):
+        assert each.logprob == pytest.approx(row[each.token_id].item(), abs=1e-3)
+        assert [top.token_id for top in each.top] == row.topk(3).indices.tolist()
 
 
 def test_bad_prompts_are_invalid_arguments(stub):
@@ -268,19 +307,96 @@ def test_a_deadline_that_passes_ends_the_request(stub):
     assert _idle(stub).kv_blocks_active == 0
 
 
-def test_methods_of_later_are_unimplemented_with_a_sentence(executor, stub):
+@pytest.fixture(scope="module")
+def admin(executor) -> Iterator[executor_pb2_grpc.ExecutorAdminStub]:
     with executor.channel() as channel:
-        admin = executor_pb2_grpc.ExecutorAdminStub(channel)
-        for call in (
-            lambda: stub.MatchPrefix(pb.MatchPrefixRequest()),
-            lambda: admin.WarmPrefix(pb.WarmPrefixRequest()),
-            lambda: admin.UnpinPrefix(pb.UnpinPrefixRequest()),
-            lambda: admin.DescribeTree(pb.DescribeTreeRequest()),
-            lambda: admin.FlushTree(pb.FlushTreeRequest()),
-        ):
-            with pytest.raises(grpc.RpcError) as error:
-                call()
-            assert told(error.value)[:2] == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
+        yield executor_pb2_grpc.ExecutorAdminStub(channel)
+
+
+def test_a_warmed_prefix_is_hit_by_the_first_request(stub, admin):
+    prefix, namespace = words(100, seed=20), "warmed"
+    policy = types_pb2.CachePolicy(namespace=namespace)
+    assert stub.MatchPrefix(pb.MatchPrefixRequest(token_ids=prefix, namespace=namespace)).cached_tokens == 0
+    warmed = admin.WarmPrefix(pb.WarmPrefixRequest(token_ids=prefix, namespace=namespace))
+    assert (warmed.cached_tokens, warmed.computed_tokens, warmed.pin_id) == (0, 100, "")
+    again = admin.WarmPrefix(pb.WarmPrefixRequest(token_ids=prefix, namespace=namespace))
+    assert (again.cached_tokens, again.computed_tokens) == (100, 0)
+    longer = [*prefix, *words(5, seed=21)]
+    assert stub.MatchPrefix(pb.MatchPrefixRequest(token_ids=longer, namespace=namespace)).cached_tokens == 100
+    assert stub.MatchPrefix(pb.MatchPrefixRequest(token_ids=longer, namespace="other")).cached_tokens == 0
+    assert answer(stub, start(longer, cache=policy))[2] == 100
+
+
+def test_a_pinned_prefix_outlives_what_evicts_all_else_until_it_is_unpinned(stub, admin):
+    prefix = words(200, seed=22)
+    request = pb.WarmPrefixRequest(token_ids=prefix, namespace="pinned")
+    request.pin.FromSeconds(600)
+    pin = admin.WarmPrefix(request).pin_id
+    assert stub.GetLoad(pb.GetLoadRequest()).kv_blocks_pinned == 13
+    (branch,) = admin.DescribeTree(pb.DescribeTreeRequest(namespace="pinned")).branches
+    assert (branch.tokens, branch.pinned, branch.namespace, branch.start) == (200, True, "pinned", 0)
+    assert not branch.head_token_ids, "prompts are shown only where the settings say so"
+    admin.UnpinPrefix(pb.UnpinPrefixRequest(pin_id=pin))
+    assert stub.GetLoad(pb.GetLoadRequest()).kv_blocks_pinned == 0
+    with pytest.raises(grpc.RpcError) as error:
+        admin.UnpinPrefix(pb.UnpinPrefixRequest(pin_id=pin))
+    assert told(error.value)[:2] == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_PIN")
+
+
+def test_the_tree_is_described_with_exact_counters(stub, admin):
+    before = admin.DescribeTree(pb.DescribeTreeRequest())
+    policy, head = types_pb2.CachePolicy(namespace="described"), words(70, seed=23)
+    answer(stub, start([*head, 100, 101, 102], cache=policy))
+    answer(stub, start([*head, 200, 201, 202], cache=policy))
+    after = admin.DescribeTree(pb.DescribeTreeRequest())
+    assert after.requests - before.requests == 2
+    assert after.prompt_tokens - before.prompt_tokens == 146
+    assert after.cached_tokens - before.cached_tokens == 70
+    assert after.copied_tokens - before.copied_tokens == 6
+    branches = admin.DescribeTree(pb.DescribeTreeRequest(namespace="described")).branches
+    head_branch = next(branch for branch in branches if branch.start == 0)
+    assert (head_branch.tokens, head_branch.children, head_branch.hits) == (64, 2, 1)
+    assert {branch.parent_id for branch in branches if branch.start} == {head_branch.id}
+    assert len(admin.DescribeTree(pb.DescribeTreeRequest(max_branches=1)).branches) == 1
+
+
+def test_a_flush_empties_a_namespace_and_leaves_the_others(stub, admin):
+    for namespace in ("flushed", "kept"):
+        answer(stub, start(words(64, seed=24), cache=types_pb2.CachePolicy(namespace=namespace)))
+    assert admin.FlushTree(pb.FlushTreeRequest(namespace="flushed")).freed_blocks > 0
+    for namespace, cached in (("flushed", 0), ("kept", 63)):
+        request = pb.MatchPrefixRequest(token_ids=words(64, seed=24), namespace=namespace)
+        assert stub.MatchPrefix(request).cached_tokens == cached
+
+
+def test_a_flush_while_an_answer_runs_lets_nothing_older_in(stub, admin):
+    prompt, policy = words(64, seed=25), types_pb2.CachePolicy(namespace="busy")
+    stopping = types_pb2.StopParams(max_tokens=40, ignore_eos=True)
+    call = stub.Generate(iter([start(prompt, cache=policy, stopping=stopping)]), timeout=120)
+    while not next(call).HasField("delta"):
+        pass
+    admin.FlushTree(pb.FlushTreeRequest())
+    assert list(call)[-1].finished.usage.completion_tokens == 40
+    request = pb.MatchPrefixRequest(token_ids=prompt, namespace="busy")
+    assert stub.MatchPrefix(request).cached_tokens == 0
+
+
+def test_bad_prefixes_and_pins_are_invalid_arguments(admin):
+    no_time = pb.WarmPrefixRequest(token_ids=[100])
+    no_time.pin.FromSeconds(0)
+    for request, reason in (
+        (pb.WarmPrefixRequest(), "PROMPT_EMPTY"),
+        (pb.WarmPrefixRequest(token_ids=[10**6]), "TOKEN_OUT_OF_VOCABULARY"),
+        (no_time, "BAD_PIN"),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            admin.WarmPrefix(request)
+        assert told(error.value)[:2] == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    too_much = pb.WarmPrefixRequest(token_ids=words(7000, seed=26))
+    too_much.pin.FromSeconds(60)
+    with pytest.raises(grpc.RpcError) as error:
+        admin.WarmPrefix(too_much)
+    assert told(error.value)[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PIN_LIMIT")
 
 
 def test_health_is_told_under_the_services_name(executor):
