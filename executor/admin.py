@@ -43,6 +43,7 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
         self, request: executor_pb2.WarmPrefixRequest, context: Context
     ) -> executor_pb2.WarmPrefixResponse:
         """Computes a prefix where it is not there yet, and pins it where that is asked for."""
+        self._translator.check_length(len(request.token_ids))
         prefix = self._translator.prefix(np.array(request.token_ids, dtype=np.uint32).tolist(), request.namespace)
         seconds = request.pin.ToTimedelta().total_seconds() if request.HasField("pin") else None
         if seconds is not None and seconds <= 0:

@@ -86,6 +86,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         self, request: executor_pb2.MatchPrefixRequest, context: Context
     ) -> executor_pb2.MatchPrefixResponse:
         """How far the tree would carry a prompt, without holding or counting anything."""
+        self._translator.check_length(len(request.token_ids))
         scope, token_ids = self._translator.scope(request.namespace), _ids(request).tolist()
         cached = await asyncio.wrap_future(self._engine.call(lambda: self._engine.cache.match(scope, token_ids)))
         return executor_pb2.MatchPrefixResponse(cached_tokens=cached)
@@ -102,8 +103,9 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
                 start, part = first.start, first.start.tokens
                 self._translator.check_tokenizer(start)
                 parts = [_ids(part)]
+                length = len(parts[0])
+                self._translator.check_length(length)
                 while not part.end_of_prompt:
-                    self._translator.check_length(sum(map(len, parts)))
                     message = await anext(requests, None)
                     if message is None:
                         raise invalid_argument(
@@ -116,6 +118,8 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
                         )
                     part = message.tokens
                     parts.append(_ids(part))
+                    length += len(parts[-1])
+                    self._translator.check_length(length)
         except TimeoutError:
             raise deadline_exceeded(
                 "PROMPT_TIMEOUT",
