@@ -1,9 +1,9 @@
 """Eviction: which leaf goes, and when.
 
-Only leaves that nobody reads go, the least recently used first. A prefix is no leaf before all that was built on it is
-gone, so of blocks that were used together the deepest goes first. `lfu_aged` ranks by use counts instead, with the
-ageing of LFU-DA (Arlitt et al., "Evaluating content management techniques for Web proxy caches", 1999): a leaf's rank
-is its hits plus the rank that was evicted last when it fell idle, so that old fame fades.
+Only leaves that nobody reads and no pin holds go, the least recently used first. A prefix is no leaf before all that
+was built on it is gone, so of blocks that were used together the deepest goes first. `lfu_aged` ranks by use counts
+instead, with the ageing of LFU-DA (Arlitt et al., "Evaluating content management techniques for Web proxy caches",
+1999): a leaf's rank is its uses plus the rank that was evicted last when it fell idle, so that old fame fades.
 """
 
 import heapq
@@ -39,6 +39,8 @@ class KVLimits:
     """Most scopes, and most first blocks of one."""
     namespace_share: float = 1.0
     """Share of the blocks above which a namespace loses its own leaves first."""
+    max_pinned: float = 0.5
+    """Most of the blocks that pins hold together, as a share. 0: nothing can be pinned."""
     min_cached_tokens: int = 1
     """Shorter prompts are not published."""
     min_copy_tokens: int = 4
@@ -49,6 +51,8 @@ class KVLimits:
             raise ValueError(f"0 < low_water <= high_water <= 1, not {self.low_water} and {self.high_water}")
         if not 0 < self.namespace_share <= 1:
             raise ValueError(f"namespace_share is above 0 and at most 1, not {self.namespace_share}")
+        if not 0 <= self.max_pinned < 1:
+            raise ValueError(f"max_pinned is at least 0 and below 1, not {self.max_pinned}")
         if min(self.max_children, self.max_roots, self.min_cached_tokens, self.min_copy_tokens) < 1:
             raise ValueError("max_children, max_roots, min_cached_tokens and min_copy_tokens are at least 1")
 
@@ -95,7 +99,7 @@ class LeafHeap:
 
 
 class IdleLeaves:
-    """All leaves that nobody reads, in the order in which they go."""
+    """All leaves that nobody holds, in the order in which they go."""
 
     def __init__(self, limits: KVLimits) -> None:
         self._ages = limits.eviction == "lfu_aged"
@@ -108,7 +112,8 @@ class IdleLeaves:
 
     def push(self, leaf: Node) -> None:
         """A leaf fell idle, or an idle node became a leaf."""
-        rank = self._age + leaf.hits if self._ages else leaf.last_use
+        uses = 1 + leaf.hits  # its own first use counts: what is never hit must age the others too
+        rank = self._age + uses if self._ages else leaf.last_use
         entry = Entry(rank, leaf.last_use, next(self._serial), leaf)
         self._all.push(entry)
         if self._by_namespace:
@@ -151,8 +156,8 @@ class Evictor:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that are free, and blocks of the tree that nobody reads."""
-        return self._pool.free_blocks + self._tree.nodes - self._tree.referenced
+        """Blocks that are free, and blocks of the tree that neither sequences nor pins hold."""
+        return self._pool.free_blocks + self._tree.evictable
 
     def make_room(self, blocks: int) -> None:
         """Sees to it that so many blocks are free. Raises OutOfBlocks, and then has evicted nothing."""

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from executor.kv.node import Node
+from executor.kv.node import ROOT_SERIAL, Node
+from executor.kv.pins import Pins
 from executor.kv.pool import BlockPool, BlockState, IntegrityError
 from executor.kv.sequence import SequenceBlocks
 from executor.kv.tree import PrefixTree
@@ -22,12 +23,17 @@ def check_tree(tree: PrefixTree, pool: BlockPool) -> None:
     _require(tree.tokens == sum(len(node.tokens) for node in nodes), "the count of tokens is wrong")
     _require(tree.referenced == sum(node.references > 0 for node in nodes), "the count of read nodes is wrong")
     _require(tree.held == Counter(node.root.scope.namespace for node in nodes), "blocks by namespace are miscounted")
-    for parent in (*tree.roots(), *nodes):
-        in_order = all(left.tokens < right.tokens for left, right in pairwise(parent.children))
-        _require(in_order, f"the children of the node at {parent.start} are out of order")
-    for root in tree.roots():
+    serials = {node.serial for node in nodes}
+    _require(len(serials) == len(nodes) and ROOT_SERIAL not in serials, "two nodes have one name")
+    for parent in (*tree.roots, *nodes):
+        for left, right in pairwise(parent.children):
+            _require(left.tokens < right.tokens, f"the children of the node at {parent.start} are out of order")
+            stored_twice = right.tokens[: len(left.tokens)] == left.tokens
+            _require(not stored_twice, f"a child of the node at {parent.start} begins with another")
+    for root in tree.roots:
         _require(bool(root.children or root.references), "an empty root was kept")
-        _require(root.anonymous or tree.find(root.scope) is root, "a root is not found under its scope")
+        found = tree.roots.find(root.scope) is root
+        _require(found != root.anonymous, "a root is not found under its scope, or an anonymous one is")
 
 
 def check_references(tree: PrefixTree, pool: BlockPool, sequences: Iterable[SequenceBlocks]) -> None:
@@ -46,6 +52,23 @@ def check_references(tree: PrefixTree, pool: BlockPool, sequences: Iterable[Sequ
     _require(not readers, "a sequence reads a node that left the tree")
     _require(all(holders == 1 for holders in private.values()), "two sequences write one block")
     _require(set(private) == pool.blocks_in_state(BlockState.PRIVATE), "a private block belongs to no sequence")
+
+
+def check_pins(tree: PrefixTree, pins: Pins) -> None:
+    """Proves that nodes are held by the pins that there are, and within their limit. Raises IntegrityError."""
+    holders: Counter[Node] = Counter()
+    for path in pins.paths():
+        _require(all(upper is lower.parent for upper, lower in pairwise(path)), "a pin holds nodes that are no path")
+        _require(not path or path[0].parent is path[0].root, "a pin does not begin at a root")
+        _require(not any(node.root.anonymous for node in path), "a pin holds what nobody finds")
+        holders.update(path)
+    _require(tree.pinned == len(holders), f"{len(holders)} nodes are pinned, counted as {tree.pinned}")
+    _require(tree.pinned <= pins.limit, f"{tree.pinned} blocks are pinned, and {pins.limit} may be")
+    idle = sum(not node.references for node in holders)
+    _require(tree.pinned_idle == idle, f"{idle} pinned nodes are not read, counted as {tree.pinned_idle}")
+    for node in tree.walk():
+        _require(node.pins == holders.pop(node, 0), f"the node at {node.start} is pinned by others than it counts")
+    _require(not holders, "a pin holds a node that left the tree")
 
 
 def _check_node(node: Node, block_size: int) -> None:

@@ -15,6 +15,8 @@ Tokens = tuple[int, ...]
 NO_BLOCK: Final = -1
 """The block of a root, which holds no tokens."""
 
+ROOT_SERIAL: Final = 0
+
 
 class Scope(NamedTuple):
     """What two requests must have in common to share blocks. Compared as a tuple, so no two scopes collide."""
@@ -35,10 +37,16 @@ class Node:
     root: "Root"
     parent: "Node | None"
     """None once the node has left the tree, and for roots."""
+    serial: int
+    """Names the node for as long as the process runs; that of roots is 0."""
     last_use: int = 0
     """Reading of the tree's logical clock. Nodes used together read the same, and idle ones never after a parent."""
+    used_at: float = 0.0
+    """Seconds of the tree's other clock, read at the same time."""
     references: int = 0
     """How many sequences read it."""
+    pins: int = 0
+    """How many pins hold it."""
     hits: int = 0
     """How many requests found it here."""
     children: "list[Node]" = field(default_factory=list)
@@ -50,9 +58,14 @@ class Node:
         return self.start + len(self.tokens)
 
     @property
+    def is_held(self) -> bool:
+        """Whether a sequence reads it or a pin holds it. If not, nothing below is held either."""
+        return bool(self.references or self.pins)
+
+    @property
     def is_idle_leaf(self) -> bool:
         """Whether it may leave the tree next."""
-        return not self.references and not self.children and self.parent is not None
+        return not self.is_held and not self.children and self.parent is not None
 
     def place_of(self, tokens: Tokens) -> int:
         """Where among the children these tokens stand, or would. O(log children) comparisons."""
@@ -66,7 +79,7 @@ class Node:
         best: Node | None = None
         agreed = 0
         for child in self.children[max(place - 1, 0) : place + 1]:
-            if (common := _common_length(child.tokens, wanted)) > agreed:
+            if (common := common_length(child.tokens, wanted)) > agreed:
                 best, agreed = child, common
         return best, agreed
 
@@ -88,7 +101,7 @@ class Root(Node):
     __slots__ = ("anonymous", "scope")
 
     def __init__(self, scope: Scope, *, start: int = 0, anonymous: bool = False) -> None:
-        super().__init__(tokens=(), block=NO_BLOCK, start=start, root=self, parent=None)
+        super().__init__(tokens=(), block=NO_BLOCK, start=start, root=self, parent=None, serial=ROOT_SERIAL)
         self.scope = scope
         self.anonymous = anonymous
 
@@ -97,7 +110,7 @@ def _tokens_of(node: Node) -> Tokens:
     return node.tokens
 
 
-def _common_length(left: Tokens, right: Tokens) -> int:
+def common_length(left: Tokens, right: Tokens) -> int:
     """How many first tokens two blocks have in common."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:

@@ -7,7 +7,7 @@
 
 After each step that succeeded, `publish` moves the line between the two: private blocks that filled join the tree.
 Copy-on-write happens once, at the start: where the tree agrees on a part of a block only, those rows are copied to
-the first private block, and the shared one is never written.
+the first private block, and the shared one is never written. A fork starts in the same way on what its source has.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from executor.kv.tree import PrefixTree
 
 
 class SequenceBlocks:
-    """The blocks of one sequence, from its admission to its end. Made by `KVCache.open`; owned by the engine's thread.
+    """The blocks of one sequence, from its admission to its end. Made by `KVCache.open`, or as a `fork` of another.
 
-    `table` and `path` are live: read them after `reserve` and before `publish`, and change neither.
+    Owned by the engine's thread. `table` and `path` are live: read them after `reserve` and before `publish`, and
+    change neither.
     """
 
     __slots__ = ("_evictor", "_open", "_pool", "_root", "_tree", "cached_tokens", "copied_tokens", "path", "table")
@@ -38,7 +39,7 @@ class SequenceBlocks:
     ) -> None:
         """Reads the nodes of `path` from now on, and publishes below them, or below `root` where that is another's.
 
-        `root` was entered. `sequences` holds all open ones, and this one until its release.
+        `root` was entered, and is left in the end. `sequences` holds all open ones, and this one until its release.
         """
         self._pool = pool
         self._tree = tree
@@ -49,11 +50,11 @@ class SequenceBlocks:
         """The nodes it reads, one for each of the first blocks of its table."""
         self.table: list[int] = [node.block for node in path]
         """Physical block of each logical block: position p is in slot `table[p // size] * size + p % size`."""
-        self.cached_tokens = len(self.path) * pool.block_size
-        """Tokens at the beginning whose keys and values were there already."""
+        self.cached_tokens = 0
+        """Tokens at the beginning that the tree had. None for a fork, which asked for nothing."""
         self.copied_tokens = 0
         """Of these the last, whose rows were copied from a block that agrees in part."""
-        tree.hit(self.path)
+        tree.acquire(self.path)
         sequences.add(self)
 
     @property
@@ -71,21 +72,50 @@ class SequenceBlocks:
         """False once it was released."""
         return self in self._open
 
+    @property
+    def findable(self) -> bool:
+        """Whether others find what it publishes."""
+        return not self._root.anonymous
+
+    def count_hit(self) -> None:
+        """Before anything is reserved: what it reads is what a request found."""
+        self._tree.hit(self.path)
+        self.cached_tokens = self.reserved
+
     def copy_on_write(self, source: Node, rows: int) -> None:
-        """Before anything is reserved: takes the first rows of one more block by copying them.
+        """Behind `count_hit`: takes the first rows of one more block by copying them.
 
         Does without where no block is left to copy them to: a request that is alone must not wait for itself. The
         source is held meanwhile, so that making room does not evict it.
         """
         self._tree.hit([source])
+        self._tree.acquire([source])
         try:
             if self._evictor.available_blocks:
-                self.reserve(self.reserved + rows)
-                self._pool.copy_rows(source.block, self.table[-1], rows)
+                self._copy(source.block, rows)
                 self.copied_tokens = rows
                 self.cached_tokens += rows
         finally:
             self._tree.release([source])
+
+    def fork(self, tokens: Sequence[int], computed: int) -> "SequenceBlocks":
+        """Another sequence that has `tokens[:computed]` too, and goes on from there on its own.
+
+        Publishes first, as `publish` does, so that all full blocks are shared, below an anonymous root too. The rows
+        of the block that has not filled are copied to a private one. O(blocks). Raises OutOfBlocks where there is none,
+        and then there is no fork and nothing was evicted; ValueError as `publish` does.
+        """
+        self.publish(tokens, computed)
+        root = self._tree.roots.join(self._root)
+        fork = SequenceBlocks(self._pool, self._tree, self._evictor, self._open, root=root, path=self.path)
+        rows = computed - fork.reserved
+        try:
+            if rows > 0:
+                fork._copy(self.table[self.shared], rows)
+        except BaseException:
+            fork.release()
+            raise
+        return fork
 
     def reserve(self, length: int) -> None:
         """Sees to it that positions 0 … length - 1 have slots, evicting what must go for that. O(blocks added).
@@ -134,12 +164,17 @@ class SequenceBlocks:
         for block in self.table[len(self.path) :]:
             self._pool.free(block)
         self._tree.release(self.path)
-        self._tree.leave(self._root)
+        self._tree.roots.leave(self._root)
         self.table.clear()
         self.path.clear()
 
     abandon = release
     """What a failed step asks for."""
+
+    def _copy(self, block: int, rows: int) -> None:
+        """Gets the next block, and copies the first rows of another one to it."""
+        self.reserve(self.reserved + rows)
+        self._pool.copy_rows(block, self.table[-1], rows)
 
     def _share(self, tokens: Tokens) -> None:
         """The first private block holds these tokens, and joins the tree or gives way to the one that is there."""

@@ -13,16 +13,19 @@ What holds always, and what `integrity.check_tree` proves:
 - A block in the tree is read-only. Who leaves a block half-way, or goes on from a partial leaf, copies its rows.
 - Only a leaf is partial, and one that a sibling begins with is not kept: nothing is stored twice.
 - References count the sequences that read a node. Who reads a node reads all above it, so below a node without
-  references nobody reads either, and it may go, deepest first.
+  references nobody reads either, and it may go, deepest first. Pins hold nodes in the same way.
 - Below an anonymous root every node is read by someone.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
-from executor.kv.node import Node, Root, Scope, Tokens
+from executor.kv.node import ROOT_SERIAL, Node, Root, Scope, Tokens
 from executor.kv.pool import BlockPool, IntegrityError
+from executor.kv.roots import Roots
 
 
 class Match(NamedTuple):
@@ -44,23 +47,30 @@ class PrefixTree:
         max_children: int,
         max_roots: int,
         on_idle: Callable[[Node], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_idle` is told of each leaf that loses its last reader, and of each idle node that becomes a leaf.
+        """`on_idle` is told of each leaf that nobody holds any more, and of each idle node that becomes a leaf.
 
         `max_roots` bounds the first blocks below one root too: a fork there is a new conversation, not a branch of one.
+        `clock` gives the seconds that nodes are stamped with when they are used.
         """
         self._pool = pool
         self._min_copy_tokens = min_copy_tokens
         self._max_children = max_children
         self._max_roots = max_roots
         self._on_idle = on_idle
-        self._roots: dict[Scope, Root] = {}  # least recently entered first
-        self._anonymous: set[Root] = set()
-        self._clock = 0
+        self._clock = clock
+        self._ticks = 0
+        self._serials = count(ROOT_SERIAL + 1)
+        self.roots = Roots()
         self.nodes = 0
         self.tokens = 0
         self.referenced = 0
-        """Nodes that somebody reads. The others may all be evicted."""
+        """Nodes that somebody reads."""
+        self.pinned = 0
+        """Nodes that pins hold …"""
+        self.pinned_idle = 0
+        """… and of these the ones that nobody reads."""
         self.held: Counter[str] = Counter()
         """Blocks by namespace."""
         self.evicted_blocks = 0
@@ -68,63 +78,40 @@ class PrefixTree:
 
     # Roots
 
-    def find(self, scope: Scope) -> Root | None:
-        """The root of a scope, if there is one."""
-        return self._roots.get(scope)
-
     def enter(self, scope: Scope) -> Root:
-        """The scope's root, to publish below it; `leave` it in the end.
+        """The scope's root, to publish below it; `roots.leave` it in the end.
 
         At the limit of roots the least recently entered idle one goes. When none is idle, the new one is anonymous.
         """
-        root = self._roots.pop(scope, None)
-        if root is None:
-            if len(self._roots) >= self._max_roots and not self._drop_idle_root():
-                return self.enter_anonymous(scope)
-            root = Root(scope)
-        self._roots[scope] = root
-        root.references += 1
-        return root
-
-    def enter_anonymous(self, scope: Scope, *, start: int = 0) -> Root:
-        """A new root that nobody finds, for blocks from position `start` on; `leave` it in the end."""
-        root = Root(scope, start=start, anonymous=True)
-        self._anonymous.add(root)
-        root.references += 1
-        return root
-
-    def leave(self, root: Root) -> None:
-        """Ends one `enter`. A root that is empty then goes."""
-        root.references -= 1
-        self._drop_if_empty(root)
-
-    @property
-    def root_count(self) -> int:
-        """How many roots there are, anonymous ones too."""
-        return len(self._roots) + len(self._anonymous)
-
-    def roots(self) -> list[Root]:
-        """All roots: those that can be found, least recently entered first, then the anonymous ones."""
-        return [*self._roots.values(), *self._anonymous]
+        if self.roots.find(scope) is None and self.roots.found >= self._max_roots and not self._drop_idle_root():
+            return self.roots.enter_anonymous(scope)
+        return self.roots.enter(scope)
 
     def walk(self) -> Iterator[Node]:
         """Every node, parents before children."""
-        for root in self.roots():
+        for root in self.roots:
             yield from (node for node in root.walk() if node is not root)
+
+    @property
+    def evictable(self) -> int:
+        """Nodes that neither sequences nor pins hold."""
+        return self.nodes - self.referenced - self.pinned_idle
 
     # Reading
 
-    def match(self, root: Root, prompt: Sequence[int]) -> Match:
+    def match(self, scope: Scope, tokens: Sequence[int], limit: int) -> Match:
         """Walks down block by block as far as whole blocks agree, then asks who agrees longest on what comes next.
 
-        Never covers the whole prompt: its last token has to run to give logits. Holds nothing. O(prompt length).
+        Looks at the first `limit` tokens. Holds nothing. O(limit).
         """
-        size, limit = self._pool.block_size, len(prompt) - 1
+        size = self._pool.block_size
         path: list[Node] = []
-        node: Node = root
+        node: Node | None = self.roots.find(scope)
+        if node is None:
+            return Match(path, None, 0)
         position = 0
         while position < limit:
-            wanted = tuple(prompt[position : min(position + size, limit)])
+            wanted = tuple(tokens[position : min(position + size, limit)])
             child, agreed = node.closest_child(wanted)
             if child is None or agreed < size:
                 return Match(path, child, agreed) if agreed >= self._min_copy_tokens else Match(path, None, 0)
@@ -133,31 +120,51 @@ class PrefixTree:
         return Match(path, None, 0)
 
     def hit(self, nodes: Sequence[Node]) -> None:
-        """A request found these nodes, and reads them from now on."""
+        """A request found these nodes."""
         for node in nodes:
             node.hits += 1
-        self.acquire(nodes)
 
     def acquire(self, nodes: Sequence[Node]) -> None:
         """One more reader of each node, who reads their parents too."""
-        now = self._tick()
+        self._touch(nodes)
         for node in nodes:
-            self.referenced += not node.references
+            if not node.references:
+                self.referenced += 1
+                self.pinned_idle -= bool(node.pins)
             node.references += 1
-            node.last_use = now
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Ends one `acquire` of each node; parents stand before children, as in a path."""
-        now = self._tick()
+        self._touch(nodes)
         for node in reversed(nodes):
             node.references -= 1
-            node.last_use = now
             if node.references:
                 continue
             self.referenced -= 1
+            self.pinned_idle += bool(node.pins)
             if node.root.anonymous:
                 self._unlink(node)
             elif node.is_idle_leaf:
+                self._on_idle(node)
+
+    def pin(self, nodes: Sequence[Node]) -> None:
+        """One more pin holds these nodes and all above them. A use, as far as eviction is concerned."""
+        self._touch(nodes)
+        for node in nodes:
+            if not node.pins:
+                self.pinned += 1
+                self.pinned_idle += not node.references
+            node.pins += 1
+
+    def unpin(self, nodes: Sequence[Node]) -> None:
+        """Ends one `pin` of each node; parents stand before children, as in a path. Not a use."""
+        for node in reversed(nodes):
+            node.pins -= 1
+            if node.pins:
+                continue
+            self.pinned -= 1
+            self.pinned_idle -= not node.references
+            if node.is_idle_leaf:
                 self._on_idle(node)
 
     # Growing and shrinking
@@ -165,8 +172,9 @@ class PrefixTree:
     def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
         """The child of `parent` that begins with `tokens`: one that is there already, or a new one.
 
-        A new one takes `block`, which must be private; else the block stays the caller's. An idle partial leaf that
-        the tokens begin with is replaced. The caller reads `parent`, or has entered it, and acquires the node next.
+        A new one takes `block`, which must be private; else the block stays the caller's. A partial leaf that the
+        tokens begin with, and that nobody reads, grows into them; its pins hold on. The caller reads `parent`, or has
+        entered it, and acquires the node next.
         O(log children); at the limit of children O(children).
         """
         place = parent.place_of(tokens)
@@ -176,10 +184,10 @@ class PrefixTree:
                 return follower
         if place > 0:
             leader = parent.children[place - 1]
-            if leader.is_idle_leaf and tokens[: len(leader.tokens)] == leader.tokens:
-                self._unlink(leader)
-                place -= 1
-        node = Node(tokens, block, parent.end, parent.root, parent, last_use=self._tick())
+            if not leader.references and tokens[: len(leader.tokens)] == leader.tokens:
+                return self._grow(leader, tokens, block)
+        node = Node(tokens, block, parent.end, parent.root, parent, next(self._serials))
+        self._touch([node])
         self._pool.publish(block)
         parent.children.insert(place, node)
         self.nodes += 1
@@ -195,22 +203,49 @@ class PrefixTree:
     def remove(self, top: Node) -> None:
         """Takes an idle node and all below it out, and frees their blocks. O(nodes removed).
 
-        Raises IntegrityError if somebody reads it.
+        Raises IntegrityError if it is held.
         """
         parent = top.parent
-        if top.references or parent is None:
-            raise IntegrityError(f"the node at {top.start} is read by {top.references}, or not in the tree")
+        if top.is_held or parent is None:
+            raise IntegrityError(f"the node at {top.start} is held, or not in the tree")
         for node in reversed(list(top.walk())):
             self._unlink(node)
             self.evicted_blocks += 1
         if parent.is_idle_leaf:
             self._on_idle(parent)
 
+    def forget(self, root: Root) -> int:
+        """Nobody finds what is below this root any more. Returns how many blocks that freed at once.
+
+        Those that sequences read go with their last reader, and so does what they publish from now on: the root becomes
+        anonymous. Nothing below it may be pinned. O(nodes below it).
+        """
+        idle = [node for node in root.walk() if node is not root and not node.references]
+        for node in reversed(idle):
+            self._unlink(node)
+        if root.references or root.children:  # else it went with the last of them
+            self.roots.forget(root)
+        return len(idle)
+
     # Details
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+    def _touch(self, nodes: Sequence[Node]) -> None:
+        """Stamps nodes that are used together with one reading of both clocks."""
+        self._ticks += 1
+        now = self._clock()
+        for node in nodes:
+            node.last_use = self._ticks
+            node.used_at = now
+
+    def _grow(self, leaf: Node, tokens: Tokens, block: int) -> Node:
+        """Exchanges a partial leaf's block for one with more of the same."""
+        self._pool.publish(block)
+        self._pool.withdraw(leaf.block)
+        self.tokens += len(tokens) - len(leaf.tokens)
+        leaf.tokens = tokens
+        leaf.block = block
+        self._touch([leaf])
+        return leaf
 
     def _unlink(self, leaf: Node) -> None:
         """Takes a leaf out and frees its block, whatever becomes of its parent."""
@@ -226,30 +261,22 @@ class PrefixTree:
         self.held[namespace] -= 1
         if not self.held[namespace]:
             del self.held[namespace]
-        self._drop_if_empty(leaf.root)
+        self.roots.drop_if_empty(leaf.root)
 
     def _prune(self, parent: Node, *, newest: Node) -> None:
         """Drops the least recently used idle branch below a node that has too many children."""
         most = self._max_roots if parent is parent.root else self._max_children
         if len(parent.children) <= most:
             return
-        idle = [child for child in parent.children if not child.references and child is not newest]
+        idle = [child for child in parent.children if not child.is_held and child is not newest]
         if idle:
             self.remove(min(idle, key=lambda child: child.last_use))
             self.pruned_branches += 1
 
-    def _drop_if_empty(self, root: Root) -> None:
-        if root.children or root.references:
-            return
-        if root.anonymous:
-            self._anonymous.discard(root)
-        else:
-            self._roots.pop(root.scope, None)
-
     def _drop_idle_root(self) -> bool:
-        """Empties, and so drops, the least recently entered root that nobody publishes to or reads below."""
-        for root in self._roots.values():
-            if not root.references and not any(child.references for child in root.children):
+        """Empties, and so drops, the least recently entered root that nobody holds anything of."""
+        for root in self.roots.of(None):
+            if not root.references and not any(child.is_held for child in root.children):
                 for child in list(root.children):
                     self.remove(child)
                     self.pruned_branches += 1

@@ -28,8 +28,9 @@ def key_of(tokens: Sequence[int], position: int) -> int:
 class Runner:
     """Does to a cache what an engine does: opens, computes, publishes, and reads back what it should find."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    def __init__(self, pool: BlockPool, limits: KVLimits) -> None:
+        self.cache = KVCache(pool, limits, clock=lambda: self.now)
+        self.now = 0.0
 
     def open(
         self, prompt: Sequence[int], *, namespace: str = "a", read: bool = True, write: bool = True
@@ -57,16 +58,30 @@ class Runner:
                 assert keys[slot].item() == key_of(tokens, position) + layer
                 assert values[slot].item() == -key_of(tokens, position) - layer
 
+    def fork(self, source: SequenceBlocks, tokens: Sequence[int], computed: int) -> SequenceBlocks:
+        """A fork that has what its source computed, and takes no more than the block that has not filled."""
+        available = self.cache.available_blocks
+        fork = source.fork(tokens, computed)
+        self.cache.check()
+        self.verify(fork, tokens, computed)
+        assert available - self.cache.available_blocks <= bool(computed % self.cache.block_size)
+        assert fork.table[: fork.shared] == source.table[: fork.shared]
+        return fork
+
+    def extend(self, blocks: SequenceBlocks, tokens: Sequence[int], start: int) -> None:
+        """Goes on from position `start` to the end of the tokens."""
+        blocks.reserve(len(tokens))
+        self.compute(blocks, tokens, start, len(tokens))
+        blocks.publish(tokens, len(tokens))
+        self.verify(blocks, tokens, len(tokens))
+        self.cache.check()
+
     def begin(
         self, tokens: Sequence[int], *, namespace: str = "a", read: bool = True, write: bool = True
     ) -> SequenceBlocks:
         """Opens on the tokens as a prompt, computes them all and publishes their full blocks."""
         blocks = self.open(tokens, namespace=namespace, read=read, write=write)
-        blocks.reserve(len(tokens))
-        self.compute(blocks, tokens, blocks.cached_tokens, len(tokens))
-        blocks.publish(tokens, len(tokens))
-        self.verify(blocks, tokens, len(tokens))
-        self.cache.check()
+        self.extend(blocks, tokens, blocks.cached_tokens)
         return blocks
 
     def run(self, tokens: Sequence[int], *, namespace: str = "a", read: bool = True, write: bool = True) -> int:
@@ -87,6 +102,6 @@ def make_runner() -> MakeRunner:
 
     def make(*, blocks: int = 32, block_size: int = 4, **limits: object) -> Runner:
         chosen = {"min_copy_tokens": 1, **limits}
-        return Runner(KVCache(BlockPool(ONE_NUMBER, blocks + 1, block_size), KVLimits(**chosen)))  # type: ignore[arg-type]
+        return Runner(BlockPool(ONE_NUMBER, blocks + 1, block_size), KVLimits(**chosen))  # type: ignore[arg-type]
 
     return make

@@ -126,6 +126,15 @@ def test_by_use_counts_old_fame_fades(make_runner: MakeRunner):
     assert cached(runner, prompt(1)) == 0
 
 
+def test_by_use_counts_old_fame_fades_before_prompts_that_come_once_too(make_runner: MakeRunner):
+    runner = make_runner(blocks=4, eviction="lfu_aged")
+    for _ in range(3):
+        runner.run(prompt(1))
+    for first in range(10, 40):
+        runner.run(prompt(first))
+    assert cached(runner, prompt(1)) == 0
+
+
 def test_many_touches_do_not_pile_up(make_runner: MakeRunner):
     runner = make_runner(blocks=200, namespace_share=0.9)
     for turn in range(600):
@@ -185,6 +194,8 @@ def test_idle_blocks_that_a_request_finds_are_not_counted_twice(make_runner: Mak
         {"high_water": 1.1},
         {"low_water": 0.0},
         {"namespace_share": 0.0},
+        {"max_pinned": 1.0},
+        {"max_pinned": -0.1},
         {"max_children": 0},
         {"min_copy_tokens": 0},
     ],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from executor.kv.node import Scope
 from executor.kv.pool import IntegrityError
 
 MakeRunner = Callable[..., Any]
@@ -43,6 +44,34 @@ def disorder_siblings(runner: Any, blocks: Any) -> None:
     blocks.path[0].root.children.reverse()
 
 
+def count_a_pin_too_many(runner: Any, blocks: Any) -> None:
+    blocks.path[0].pins += 1
+
+
+def miscount_the_pinned(runner: Any, blocks: Any) -> None:
+    runner.cache.tree.pinned_idle += 1
+
+
+def forget_a_pin(runner: Any, blocks: Any) -> None:
+    runner.cache.pins.pin(Scope("a", "model", "full"), [0, 1, 2, 3], 9.0)
+    runner.cache.pins._held.clear()
+
+
+def lose_a_root(runner: Any, blocks: Any) -> None:
+    blocks.path[0].root.anonymous = True
+
+
+def name_two_nodes_alike(runner: Any, blocks: Any) -> None:
+    blocks.path[1].serial = blocks.path[0].serial
+
+
+def store_twice(runner: Any, blocks: Any) -> None:
+    runner.begin(list(range(50, 60)))
+    first, second = blocks.path[0].root.children
+    second.tokens = (*first.tokens[:3], 99)
+    first.tokens = first.tokens[:3]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -54,6 +83,12 @@ def disorder_siblings(runner: Any, blocks: Any) -> None:
         miscount_tokens,
         leak_a_block,
         disorder_siblings,
+        count_a_pin_too_many,
+        miscount_the_pinned,
+        forget_a_pin,
+        lose_a_root,
+        name_two_nodes_alike,
+        store_twice,
     ],
 )
 def test_check_notices(make_runner: MakeRunner, damage: Callable[[Any, Any], None]):
