@@ -123,6 +123,16 @@ class KVCache:
         """As `match`, but all of the tokens may be found, the last one too. As many a pin would hold."""
         return self._length(self.tree.match(scope, tokens, len(tokens)))
 
+    def keepable(self, length: int) -> int:
+        """How many tokens of a prompt of this length stay in the tree: `covers` when it has all that it can have.
+
+        The others fill too little of a block to be worth copying, or the prompt is too short to be published.
+        """
+        if not self._limits.prefix_cache or length < self._limits.min_cached_tokens:
+            return 0
+        rest = length % self.block_size
+        return length if rest >= self._limits.min_copy_tokens else length - rest
+
     def flush(self, namespace: str | None) -> int:
         """Drops all that is cached of a namespace, or of all for None, and its pins. Returns the blocks freed at once.
 

@@ -55,6 +55,11 @@ class Pins:
         self.limit = int(limits.max_pinned * usable_blocks)
         """Blocks that pins hold at most, each counted once."""
 
+    @property
+    def next_end(self) -> float | None:
+        """When the next pin ends, by the clock that `expire` is told; may be early, never late. None without pins."""
+        return None if math.isinf(self._next_end) else self._next_end
+
     def __len__(self) -> int:
         return len(self._held)
 

@@ -226,3 +226,12 @@ def test_covers_may_find_the_last_token_too(make_runner: MakeRunner):
     assert [runner.cache.covers(SCOPE, TOKENS[:n]) for n in (0, 1, 4, 5, 8, 10)] == [0, 0, 4, 4, 8, 10]
     assert runner.cache.match(SCOPE, TOKENS[:8]) == 7
     assert runner.cache.covers(Scope("b", "model", "full"), TOKENS) == 0
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_a_prompt_that_ran_is_covered_as_far_as_it_can_be_kept(make_runner: MakeRunner, length: int):
+    for limits in ({}, {"min_copy_tokens": 3}, {"min_cached_tokens": 6}, {"prefix_cache": False}):
+        runner = make_runner(**limits)
+        tokens = list(range(length))
+        runner.run(tokens)
+        assert runner.cache.covers(SCOPE, tokens) == runner.cache.keepable(length)
