@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ from executor.requests import Deliver, FinishReason, Job, Request, Sequence
 from executor.scheduler import Scheduler, SchedulerLimits
 from shared.errors import HermesError, internal, invalid_argument, unavailable
 from shared.metrics import ExecutorMetrics, Load
+
+_LONGEST_SLEEP_SECONDS: Final = 3600.0  # a pin may be for longer than a lock can wait
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -147,6 +149,7 @@ class Engine:
         if works:
             self._execute(works)
         self.jobs.drop_deserted()
+        self.cache.pins.expire(time.monotonic())
         self.cache.reclaim()
         self._load = self._measure()
         self._flush()
@@ -224,7 +227,7 @@ class Engine:
         try:
             while not self._stopping:
                 if not self.step() and not self._stopping:
-                    self._inbox.get()()  # sleeps until a call comes
+                    self._sleep()
             self._end(unavailable("DRAINING", "The executor is shutting down; try another one."))
         except Exception:
             log.exception("the engine ended")
@@ -232,6 +235,16 @@ class Engine:
                 self._end(internal("ENGINE_ENDED", "The executor's engine has ended; see its log, and restart it."))
             finally:
                 self._on_death()
+
+    def _sleep(self) -> None:
+        """Waits for a call, or for a pin to end."""
+        end = self.cache.pins.next_end
+        seconds = None if end is None else min(max(end - time.monotonic(), 0.0), _LONGEST_SLEEP_SECONDS)
+        try:
+            call = self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return
+        call()
 
     def _stop(self) -> None:
         self._stopping = True

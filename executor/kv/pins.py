@@ -87,6 +87,8 @@ class Pins:
         if held is None:
             raise UnknownPinError(f"there is no pin {pin_id!r}; it may have ended")
         self._tree.unpin(held.nodes)
+        if not self._held:
+            self._next_end = math.inf
 
     def expire(self, now: float) -> int:
         """Ends the pins whose time has come, and returns how many. O(1) while there are none, else O(pins)."""

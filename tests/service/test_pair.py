@@ -186,6 +186,25 @@ def test_a_deadline_passes_through_both_hops(executor, client):
     _until(lambda: _runs(executor) == 0)
 
 
+def test_samples_of_one_prompt_end_one_by_one_by_their_own_stop_strings(client):
+    samples = client.chat("Name a colour.", n=3, temperature=1, seed=8, max_tokens=40, stop="e", logprobs=0).samples
+    assert [sample.index for sample in samples] == [0, 1, 2]
+    assert not any("e" in sample.text for sample in samples)
+    assert all(len(sample.logprobs) == len(sample.token_ids) for sample in samples)
+
+
+def test_the_tree_is_warmed_shown_and_flushed_from_the_command_line(assembler, executor):
+    both = ("--address", assembler.address, "--executor", executor.address)
+    assert "were computed" in hermes("cache", "warm", "--system", SYSTEM, "--namespace", "cli", *both).stderr
+    pinned = hermes("cache", "pin", "--system", SYSTEM, "--namespace", "cli", "--for", "60", *both)
+    assert pinned.returncode == 0, pinned.stderr
+    shown = hermes("cache", "tree", "--namespace", "cli", "--executor", executor.address).stdout
+    assert "pinned" in shown
+    assert hermes("cache", "unpin", pinned.stdout.strip(), "--executor", executor.address).returncode == 0
+    flushed = hermes("cache", "flush", "--namespace", "cli", "--executor", executor.address)
+    assert "blocks are free now" in flushed.stderr
+
+
 def test_a_stop_string_ends_the_answer_before_it(client):
     answer = client.chat(QUESTION, temperature=0, max_tokens=40, stop="Paris")
     assert answer.finish_reason == "stop"

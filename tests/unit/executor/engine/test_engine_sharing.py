@@ -1,5 +1,7 @@
 """Requests that share a beginning at the same time: one computes it, the others wait for just that."""
 
+import time
+
 import pytest
 
 from executor.kv.eviction import KVLimits
@@ -136,3 +138,24 @@ def test_forced_to_preempt_at_every_other_step_all_outputs_stay(bench, words, mo
     monkeypatch.setattr(scheduler, "schedule", preempting)
     assert outputs(forced) == outputs(bench())
     assert scheduler.preemptions > 0
+
+
+def test_a_pin_ends_by_time_also_while_the_engine_sleeps(bench, words):
+    served, prefix = bench(), words(64)
+    (answer,) = served.run(prefix, tokens=0)
+    scope, pins = answer.job.request.scope, served.cache.pins
+    served.engine.start()
+
+    def pinned() -> int:
+        return served.engine.call(lambda: served.cache.stats.blocks_pinned).result(60)
+
+    long = served.engine.call(lambda: pins.pin(scope, prefix, time.monotonic() + 1e12)).result(60)
+    assert pinned() == 4
+    served.engine.call(lambda: pins.unpin(long.id)).result(60)
+    assert pinned() == 0
+    served.engine.call(lambda: pins.pin(scope, prefix, time.monotonic() + 0.05)).result(60)
+    deadline = time.monotonic() + 60
+    while served.engine.load.blocks_pinned:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    served.engine.stop()
