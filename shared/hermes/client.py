@@ -28,6 +28,7 @@ from hermes.answers import (
     Warning,  # noqa: A004 - the contract's name
     assembled,
 )
+from hermes.arguments import seconds
 from hermes.channels import open_aio_channel, open_channel
 from hermes.health import ASSEMBLER, GENERATE, ServiceHealth, probe_on, probe_on_aio
 from hermes.messages import Message, Messages, ToolCall
@@ -77,7 +78,7 @@ class Client:
         tls_ca: file with the certificates to trust; without it the connection is not encrypted.
         """
         self.address = address
-        self.timeout = timeout
+        self.timeout = seconds(timeout)
         self._channel = open_channel(address, tls_ca)
         self._stub = assembler_pb2_grpc.AssemblerStub(self._channel)
 
@@ -124,7 +125,7 @@ class AsyncClient:
     ) -> None:
         """Opens no connection yet; make it inside a running event loop. The arguments are Client's."""
         self.address = address
-        self.timeout = timeout
+        self.timeout = seconds(timeout)
         self._channel = open_aio_channel(address, tls_ca)
         self._stub: assembler_pb2_grpc.AssemblerAsyncStub = assembler_pb2_grpc.AssemblerStub(self._channel)
 
@@ -166,4 +167,4 @@ class AsyncClient:
 
 def _timeout(options: PromptOptions, otherwise: float | None) -> float | None:
     timeout = options.get("timeout")
-    return otherwise if timeout is None else timeout
+    return seconds(otherwise if timeout is None else timeout)

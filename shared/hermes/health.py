@@ -34,7 +34,10 @@ class ServiceHealth(NamedTuple):
 
 
 def probe(service: str, address: str, tls_ca: Path | None = None, timeout: float = PROBE_SECONDS) -> ServiceHealth:
-    """Asks once, for at most `timeout` seconds. A service that cannot be asked is `unreachable`; nothing is raised."""
+    """Asks once, for at most `timeout` seconds. A service that cannot be asked is `unreachable`.
+
+    Raises HermesError (BAD_ARGUMENT) only for an address or a CA file that can be none.
+    """
     with open_channel(address, tls_ca) as channel:
         return probe_on(channel, service, address, timeout)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hermes.arguments import bad_argument, build
 from hermes.v1 import types_pb2
 from shared.errors import HermesError, invalid_argument
 
@@ -48,49 +49,61 @@ def chat_messages(messages: Messages, system: str | None) -> list[types_pb2.Mess
     Raises HermesError (BAD_MESSAGE) for what is no message.
     """
     turns: Iterable[AnyMessage] = [Message("user", messages)] if isinstance(messages, str) else messages
-    opening = [types_pb2.Message(role="system", content=system)] if system is not None else []
-    return opening + [_message(turn, index) for index, turn in enumerate(turns)]
+    if not isinstance(turns, Iterable) or isinstance(turns, Mapping | bytes):
+        raise bad_argument("messages", f"cannot be of type {type(turns).__name__}: give a text or a list of messages")
+    opening = [build(types_pb2.Message, {"content": "system"}, role="system", content=system)]
+    return (opening if system is not None else []) + [_message(turn, index) for index, turn in enumerate(turns)]
 
 
 def chat_tools(tools: Iterable[str | Mapping[str, Any]]) -> list[types_pb2.Tool]:
     """Function descriptions, as JSON text or as mappings; OpenAI's `{"type": …, "function": …}` is unpacked."""
-    return [types_pb2.Tool(function_json=tool if isinstance(tool, str) else _function_json(tool)) for tool in tools]
+    try:
+        texts = [tool if isinstance(tool, str) else _function_json(tool) for tool in tools]
+        return [types_pb2.Tool(function_json=text) for text in texts]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise bad_argument("tools", "has a function that JSON cannot hold: give JSON texts or mappings") from error
 
 
 def _message(turn: AnyMessage, index: int) -> types_pb2.Message:
     if isinstance(turn, types_pb2.Message):
         return turn
-    if isinstance(turn, Message):
-        return types_pb2.Message(
-            role=turn.role,
-            content=turn.content,
-            name=turn.name,
-            tool_call_id=turn.tool_call_id,
-            tool_calls=[
-                types_pb2.ToolCall(id=c.id, name=c.name, arguments_json=c.arguments_json) for c in turn.tool_calls
-            ],
-            reasoning=turn.reasoning,
-        )
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, Message | Mapping):
         raise _bad_message(index, f"is a {type(turn).__name__}, and a message is a mapping or a hermes.client.Message")
+    try:
+        return _of_message(turn) if isinstance(turn, Message) else _of_mapping(turn, index)
+    except UnicodeError as error:
+        raise _bad_message(index, "is not valid Unicode: it has lone surrogates") from error
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _bad_message(index, f"cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _of_message(message: Message) -> types_pb2.Message:
+    return types_pb2.Message(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        tool_calls=[_tool_call(call) for call in message.tool_calls],
+        reasoning=message.reasoning,
+    )
+
+
+def _of_mapping(turn: Mapping[str, Any], index: int) -> types_pb2.Message:
     if unknown := sorted(set(turn) - _FIELDS):
         raise _bad_message(index, f"has the field {unknown[0]!r}, and a message has {', '.join(sorted(_FIELDS))}")
     if "role" not in turn:
         raise _bad_message(index, "has no role")
-    try:
-        content = turn.get("content")
-        text = content if content is None or isinstance(content, str) else None
-        return types_pb2.Message(
-            role=turn["role"],
-            content=text,
-            content_parts=[] if text is not None or content is None else [_part(part) for part in content],
-            name=turn.get("name"),
-            tool_call_id=turn.get("tool_call_id"),
-            tool_calls=[_tool_call(call) for call in turn.get("tool_calls") or ()],
-            reasoning=turn.get("reasoning"),
-        )
-    except (TypeError, KeyError) as error:
-        raise _bad_message(index, f"cannot be read ({type(error).__name__}: {error})") from error
+    content = turn.get("content")
+    text = content if content is None or isinstance(content, str) else None
+    return types_pb2.Message(
+        role=turn["role"],
+        content=text,
+        content_parts=[] if text is not None or content is None else [_part(part) for part in content],
+        name=turn.get("name"),
+        tool_call_id=turn.get("tool_call_id"),
+        tool_calls=[_tool_call(call) for call in turn.get("tool_calls") or ()],
+        reasoning=turn.get("reasoning"),
+    )
 
 
 def _part(part: str | Mapping[str, Any]) -> types_pb2.ContentPart:

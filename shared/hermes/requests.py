@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack, get_type_hints
 
+from hermes.arguments import bad_argument, build
 from hermes.messages import Messages, chat_messages, chat_tools
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import invalid_argument
@@ -88,16 +89,18 @@ _ASSEMBLE_OPTIONS: Final = frozenset(get_type_hints(AssembleOptions))
 def generate_request(
     messages: Messages | None, **options: Unpack[GenerateOptions]
 ) -> assembler_pb2.AssemblerGenerateRequest:
-    """Raises TypeError for an unknown option, HermesError for a prompt that cannot be sent."""
+    """Raises TypeError for an unknown option, HermesError for a value that cannot be sent."""
     _refuse_unknown(options, _GENERATE_OPTIONS)
     stop = options.get("stop") or ()
-    return assembler_pb2.AssemblerGenerateRequest(
+    return build(
+        assembler_pb2.AssemblerGenerateRequest,
         request_id=options.get("request_id"),
         model=options.get("model"),
         prompt=_prompt(messages, options),
         cache=_cache(options),
         truncation=_truncation(options),
-        sampling=types_pb2.SamplingParams(
+        sampling=build(
+            types_pb2.SamplingParams,
             temperature=options.get("temperature"),
             top_p=options.get("top_p"),
             top_k=options.get("top_k"),
@@ -111,7 +114,8 @@ def generate_request(
             logprobs=options.get("logprobs"),
             allowed_token_ids=options.get("allowed_token_ids"),
         ),
-        stopping=types_pb2.StopParams(
+        stopping=build(
+            types_pb2.StopParams,
             max_tokens=options.get("max_tokens"),
             min_tokens=options.get("min_tokens"),
             stop_token_ids=options.get("stop_token_ids"),
@@ -124,10 +128,11 @@ def generate_request(
 
 
 def assemble_request(messages: Messages | None, **options: Unpack[AssembleOptions]) -> assembler_pb2.AssembleRequest:
-    """Raises TypeError for an unknown option, HermesError for a prompt that cannot be sent."""
+    """Raises TypeError for an unknown option, HermesError for a value that cannot be sent."""
     _refuse_unknown(options, _ASSEMBLE_OPTIONS)
     return_text = options.get("return_text")
-    return assembler_pb2.AssembleRequest(
+    return build(
+        assembler_pb2.AssembleRequest,
         request_id=options.get("request_id"),
         model=options.get("model"),
         prompt=_prompt(messages, options),
@@ -144,28 +149,39 @@ def _prompt(messages: Messages | None, options: PromptOptions) -> assembler_pb2.
     if len(given) > 1:
         raise invalid_argument("PROMPT_CONFLICT", f"A prompt is one of {', '.join(given)}: give only one of them.")
     if text is not None:
-        return assembler_pb2.Prompt(text=text)
+        return build(assembler_pb2.Prompt, text=text)
     if token_ids is not None:
-        return assembler_pb2.Prompt(token_ids=assembler_pb2.TokenIds(ids=token_ids))
+        return assembler_pb2.Prompt(token_ids=build(assembler_pb2.TokenIds, {"ids": "token_ids"}, ids=token_ids))
     if messages is None:
         raise invalid_argument("PROMPT_MISSING", "There is no prompt: give messages, text or token_ids.")
     return assembler_pb2.Prompt(chat=_chat(messages, options))
 
 
 def _chat(messages: Messages, options: PromptOptions) -> assembler_pb2.Chat:
-    template_kwargs = options.get("template_kwargs")
-    return assembler_pb2.Chat(
+    return build(
+        assembler_pb2.Chat,
         messages=chat_messages(messages, options.get("system")),
         tools=chat_tools(options.get("tools") or ()),
         add_generation_prompt=options.get("add_generation_prompt"),
         continue_final_message=options.get("continue_final_message"),
-        template_kwargs_json=json.dumps(template_kwargs, ensure_ascii=False) if template_kwargs else None,
+        template_kwargs_json=_template_kwargs(options.get("template_kwargs")),
     )
 
 
+def _template_kwargs(template_kwargs: Mapping[str, Any] | None) -> str | None:
+    try:
+        return json.dumps(template_kwargs, ensure_ascii=False) if template_kwargs else None
+    except (TypeError, ValueError) as error:
+        raise bad_argument("template_kwargs", "has a value that JSON cannot hold") from error
+
+
 def _cache(options: PromptOptions) -> types_pb2.CachePolicy:
-    return types_pb2.CachePolicy(
-        namespace=options.get("namespace"), read=options.get("cache_read"), write=options.get("cache_write")
+    return build(
+        types_pb2.CachePolicy,
+        {"read": "cache_read", "write": "cache_write"},
+        namespace=options.get("namespace"),
+        read=options.get("cache_read"),
+        write=options.get("cache_write"),
     )
 
 
@@ -173,8 +189,11 @@ def _truncation(options: PromptOptions) -> assembler_pb2.Truncation | None:
     window, rounds = options.get("max_prompt_tokens"), options.get("keep_last_rounds")
     if window is None and rounds is None:
         return None
-    return assembler_pb2.Truncation(
-        mode=assembler_pb2.Truncation.MODE_ROUNDS, max_prompt_tokens=window, keep_last_rounds=rounds
+    return build(
+        assembler_pb2.Truncation,
+        mode=assembler_pb2.Truncation.MODE_ROUNDS,
+        max_prompt_tokens=window,
+        keep_last_rounds=rounds,
     )
 
 

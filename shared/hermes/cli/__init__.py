@@ -1,17 +1,21 @@
 """The `hermes` command."""
 
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from hermes.arguments import BAD_ARGUMENT
 from hermes.cli import assemble, cache, chat, health, model
-from hermes.cli.console import fail
+from hermes.cli.console import abandon_output, fail, speak_utf8, utf8_arguments
 from shared.errors import HermesError, StartupError
 
 app = typer.Typer(
     name="hermes",
-    help="Talk to a chat model that Hermes serves, and look at what serves it.",
+    help="Talk to a chat model that Hermes serves, and look at what serves it. "
+    "HERMES_ADDRESS and HERMES_EXECUTOR_ADDRESS say where the assembler and the executor are, "
+    "HERMES_TLS_CA whom to trust; options win over them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -41,9 +45,14 @@ def _root(
 
 def main() -> None:
     """Runs the command line. A failure is one sentence on standard error and exit code 1; wrong usage exits with 2."""
+    speak_utf8()
+    sys.argv[1:] = utf8_arguments(sys.argv[1:])
     try:
         app()
     except HermesError as error:
-        fail(error.message)
+        fail(error.message, code=2 if error.reason == BAD_ARGUMENT else 1)
     except StartupError as error:
-        fail(str(error))
+        fail(str(error), code=2)
+    except OSError as error:
+        abandon_output()
+        fail(f"{error.filename or 'The output'} cannot be written: {error.strerror or error}.")

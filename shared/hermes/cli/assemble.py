@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hermes.cli import options as opt
-from hermes.cli.console import json_of_info, note, out, print_json, text_or_stdin, warn_about
+from hermes.cli.console import fail, json_of_info, note, out, print_json, text_or_stdin, warn_about
 from hermes.client import DEFAULT_ADDRESS, Client
 
 
@@ -20,6 +20,8 @@ def assemble(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Show the token ids and the text that a message becomes."""
+    if raw and system is not None:
+        fail("--raw takes the text as it is, so there is no place for --system.", code=2)
     text = text_or_stdin(message)
     with Client(address, timeout=timeout, tls_ca=tls_ca) as client:
         result = client.assemble(text=text) if raw else client.assemble(text, system=system)

@@ -1,15 +1,16 @@
 """`hermes cache`: look at the prefix tree, fill it ahead of use, keep a part of it, empty it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import grpc
 import typer
 from google.protobuf import duration_pb2
-from rich.table import Table
 
+from hermes.arguments import bad_argument, build
 from hermes.channels import open_channel, unreachable
 from hermes.cli import options as opt
 from hermes.cli.console import fail, note, out, print_json, text_or_stdin
@@ -18,6 +19,8 @@ from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared.errors import from_rpc_error
 
 T = TypeVar("T")
+
+_LONGEST_PIN: Final = 365 * 24 * 3600.0  # seconds; a longer one is surely a slip
 
 app = typer.Typer(help="Look at the prefix tree, warm it, pin a part of it, empty it.", no_args_is_help=True)
 
@@ -37,7 +40,9 @@ def tree(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Show the tree's counters and its largest branches."""
-    request = executor_pb2.DescribeTreeRequest(namespace=namespace, max_branches=branches)
+    request = build(
+        executor_pb2.DescribeTreeRequest, {"max_branches": "branches"}, namespace=namespace, max_branches=branches
+    )
     told = _ask(executor, tls_ca, lambda stub: stub.DescribeTree(request, timeout=timeout))
     counters = {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields if field.name != "branches"}
     if as_json:
@@ -45,11 +50,13 @@ def tree(
         return
     width = max(map(len, counters))
     for name, value in counters.items():
-        out.print(f"{name:{width}}  {value}")
+        out.print(f"{name:{width}}  {value}", markup=False)
     if told.prompt_tokens:
         out.print(f"{'hit rate':{width}}  {told.cached_tokens / told.prompt_tokens:.1%} of prompt tokens")
     if told.branches:
-        out.print(_table(told))
+        out.print("")
+        for line in _table(told.branches):
+            out.print(line, markup=False)
 
 
 @app.command()
@@ -65,8 +72,8 @@ def warm(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Compute the beginning of a prompt ahead of its use."""
-    token_ids = _prefix(message, system, raw, Client(address, timeout=timeout, tls_ca=tls_ca))
-    request = executor_pb2.WarmPrefixRequest(token_ids=token_ids, namespace=namespace)
+    token_ids = _prefix(message, system, raw, lambda: Client(address, timeout=timeout, tls_ca=tls_ca))
+    request = build(executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace)
     told = _ask(executor, tls_ca, lambda stub: stub.WarmPrefix(request, timeout=timeout))
     note(f"{told.cached_tokens} tokens were there, {told.computed_tokens} were computed")
 
@@ -85,8 +92,8 @@ def pin(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Compute the beginning of a prompt and keep it for a time; print the pin's name."""
-    token_ids = _prefix(message, system, raw, Client(address, timeout=timeout, tls_ca=tls_ca))
-    request = executor_pb2.WarmPrefixRequest(token_ids=token_ids, namespace=namespace, pin=_duration(seconds))
+    token_ids = _prefix(message, system, raw, lambda: Client(address, timeout=timeout, tls_ca=tls_ca))
+    request = build(executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace, pin=_duration(seconds))
     told = _ask(executor, tls_ca, lambda stub: stub.WarmPrefix(request, timeout=timeout))
     note(f"{told.cached_tokens} tokens were there, {told.computed_tokens} were computed; kept for {seconds:g} s")
     typer.echo(told.pin_id)
@@ -100,9 +107,8 @@ def unpin(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """End a pin."""
-    _ask(
-        executor, tls_ca, lambda stub: stub.UnpinPrefix(executor_pb2.UnpinPrefixRequest(pin_id=pin_id), timeout=timeout)
-    )
+    request = build(executor_pb2.UnpinPrefixRequest, pin_id=pin_id)
+    _ask(executor, tls_ca, lambda stub: stub.UnpinPrefix(request, timeout=timeout))
 
 
 @app.command()
@@ -113,19 +119,21 @@ def flush(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Drop every cached block, pins too. What runs goes on."""
-    request = executor_pb2.FlushTreeRequest(namespace=namespace)
+    request = build(executor_pb2.FlushTreeRequest, namespace=namespace)
     told = _ask(executor, tls_ca, lambda stub: stub.FlushTree(request, timeout=timeout))
     note(f"{told.freed_blocks} blocks are free now")
 
 
-def _prefix(message: str | None, system: str | None, raw: bool, client: Client) -> list[int]:
+def _prefix(message: str | None, system: str | None, raw: bool, connect: Callable[[], Client]) -> list[int]:
     """The ids that prompts with this beginning start with."""
     if message is None and system is None:
         fail("Give a --system message, a message, or both: that is the beginning to keep.", code=2)
+    if raw and system is not None:
+        fail("--raw takes the text as it is, so there is no place for --system.", code=2)
     text = None if message is None else text_or_stdin(message)
-    with client:
+    with connect() as client:
         if raw:
-            return list(client.assemble(text=text or "").token_ids)
+            return list(client.assemble(text=text).token_ids)
         turns = [("system", system), ("user", text)]
         messages = [{"role": role, "content": content} for role, content in turns if content is not None]
         return list(client.assemble(messages, add_generation_prompt=False).token_ids)
@@ -140,6 +148,8 @@ def _ask(executor: str, tls_ca: Path | None, call: Callable[[executor_pb2_grpc.E
 
 
 def _duration(seconds: float) -> duration_pb2.Duration:
+    if math.isnan(seconds) or seconds > _LONGEST_PIN:
+        raise bad_argument("--for", f"cannot be {seconds:g}: a pin lasts a year at most ({_LONGEST_PIN:g} seconds)")
     duration = duration_pb2.Duration()
     duration.FromTimedelta(timedelta(seconds=seconds))
     return duration
@@ -158,15 +168,13 @@ def _json_of(branch: executor_pb2.Branch) -> dict[str, object]:
     }
 
 
-def _table(told: executor_pb2.DescribeTreeResponse) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("branch", "from", "namespace", "start", "tokens", "children", "running", "hits", "idle s", ""):
-        table.add_column(column, justify="left" if column in {"namespace", ""} else "right")
-    for branch in told.branches:
-        table.add_row(
+def _table(branches: Sequence[executor_pb2.Branch]) -> list[str]:
+    """A line of titles, then one of each branch; the namespace stands last, since it may be long."""
+    rows = [("branch", "from", "start", "tokens", "children", "running", "hits", "idle s", "", "namespace")]
+    rows += [
+        (
             str(branch.id),
             str(branch.parent_id),
-            branch.namespace,
             str(branch.start),
             str(branch.tokens),
             str(branch.children),
@@ -174,5 +182,12 @@ def _table(told: executor_pb2.DescribeTreeResponse) -> Table:
             str(branch.hits),
             f"{_idle(branch):.0f}",
             "pinned" if branch.pinned else "",
+            branch.namespace,
         )
-    return table
+        for branch in branches
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}".rstrip()
+        for row in rows
+    ]

@@ -1,7 +1,11 @@
 """Where the command line reads and writes: answers on standard output, everything about them on standard error."""
 
+import codecs
+import io
 import json
+import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import typer
@@ -19,8 +23,34 @@ Json = dict[str, object]
 
 def fail(sentence: str, code: int = 1) -> NoReturn:
     """Prints why and leaves the process."""
-    err.print(f"hermes: {sentence}", style="red", markup=False)
+    with suppress(OSError):  # standard error may be what failed; the exit code tells enough
+        err.print(f"hermes: {sentence}", style="red", markup=False)
     sys.exit(code)
+
+
+def speak_utf8() -> None:
+    """Reads and writes UTF-8 where the locale knows ASCII alone; text that no other one has gets a question mark."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            ascii_only = codecs.lookup(stream.encoding).name == "ascii"
+            writes = stream is not sys.stdin
+            stream.reconfigure(encoding="utf-8" if ascii_only else None, errors="replace" if writes else None)
+
+
+def utf8_arguments(arguments: list[str]) -> list[str]:
+    """The arguments as UTF-8, whatever the locale took their bytes for. Leaves the process where they are not."""
+    try:
+        return [os.fsencode(argument).decode() for argument in arguments]
+    except UnicodeError:
+        fail("An argument is not UTF-8 text; pass text of another kind through standard input, as UTF-8.", code=2)
+
+
+def abandon_output() -> None:
+    """What could not be written is given up, so that the end of the process does not try again."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def note(text: str) -> None:

@@ -1,5 +1,10 @@
 """`hermes model`: prepare a model, describe the one that is served."""
 
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import grpc
@@ -22,7 +27,9 @@ def prepare(
     ] = models.PACKAGED_MODEL,
 ) -> None:
     """Make sure that a model is on this machine, and print its directory."""
-    typer.echo(models.prepare(model, note))
+    with _sigterm_unwinds():
+        directory = models.prepare(model, note)
+    typer.echo(directory)
 
 
 @app.command()
@@ -58,3 +65,17 @@ def info(
     width = max(map(len, facts))
     for name, value in facts.items():
         out.print(f"{name:{width}}  {value}", markup=False)
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM leaves through the code that runs, which ends the converter and clears away what it wrote."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

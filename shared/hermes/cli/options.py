@@ -5,9 +5,19 @@ from typing import Annotated, Final
 
 import typer
 
+from hermes.arguments import seconds
 from hermes.client import GenerateOptions
+from shared.errors import HermesError
 
 DEFAULT_EXECUTOR: Final = "127.0.0.1:50052"
+
+
+def _seconds(value: float | None) -> float | None:
+    try:
+        return seconds(value)
+    except HermesError:
+        raise typer.BadParameter(f"{value:g} is no time to wait: give seconds above 0.") from None
+
 
 Address = Annotated[str, typer.Option("--address", envvar="HERMES_ADDRESS", metavar="HOST:PORT", help="The assembler.")]
 ExecutorAddress = Annotated[
@@ -17,12 +27,15 @@ TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", envvar="HERMES_TLS_CA", metavar="FILE", help="Encrypt, and trust these certificates."),
 ]
-Timeout = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up after this time.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", callback=_seconds, help="Give up after this time; inf never does."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message before the others.")]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", min=0, help="End the answer after so many tokens.")
+    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="End the answer after so many tokens.")
 ]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="X", help="0 always takes the likeliest token.")

@@ -1,5 +1,8 @@
 import io
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 
@@ -145,7 +148,7 @@ def test_a_model_that_cannot_be_prepared_is_one_sentence(hermes, monkeypatch):
         raise StartupError("There is no such model.")
 
     monkeypatch.setattr(models, "prepare", prepare)
-    assert hermes("model", "prepare", "x/y") == (1, "", "hermes: There is no such model.\n")
+    assert hermes("model", "prepare", "x/y") == (2, "", "hermes: There is no such model.\n")
 
 
 def test_model_info_of_what_is_no_executor_is_one_sentence(hermes):
@@ -202,3 +205,110 @@ def test_version(hermes):
     code, out, _ = hermes("--version")
     assert code == 0
     assert out.startswith("hermes ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [("--seed", "9" * 23, "seed"), ("--top-k", "9" * 11, "top_k"), ("--max-tokens", "9" * 5000, "max-tokens")],
+)
+def test_a_number_out_of_range_is_wrong_usage_in_a_sentence(hermes, assembler, option, value, field):
+    code, out, err = hermes("chat", "hi", option, value)
+    assert (code, out) == (2, "")
+    assert field in err
+    assert "Traceback" not in err
+    assert assembler.requests == []
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "-inf"])
+def test_a_timeout_that_is_no_time_is_wrong_usage(hermes, value):
+    code, out, err = hermes("chat", "hi", "--timeout", value)
+    assert (code, out) == (2, "")
+    assert "give seconds above 0" in err
+
+
+@pytest.mark.parametrize("value", ["inf", "1e30"])
+def test_a_timeout_beyond_all_waiting_is_none(hermes, value):
+    assert hermes("chat", "hi", "--timeout", value)[:2] == (0, "Paris.\n")
+
+
+def test_an_answer_of_no_tokens_is_wrong_usage(hermes):
+    assert hermes("chat", "hi", "--max-tokens", "0")[0] == 2
+
+
+@pytest.mark.parametrize("address", ["", "http://127.0.0.1:50051", "localhost", "a b:1", "x:99999"])
+def test_an_address_that_can_be_none_is_wrong_usage(hermes, address):
+    for command in (["chat", "hi"], ["assemble", "hi"], ["health"]):
+        code, out, err = hermes(*command, "--address", address)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"hermes: address {address!r} cannot be used: ")
+        assert err.count("\n") == 1
+
+
+def test_a_ca_file_that_is_none_is_wrong_usage(hermes, tmp_path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    assert hermes("chat", "hi", "--tls-ca", str(tmp_path / "ca.pem"))[0] == 2
+
+
+def test_raw_text_has_no_system_message(hermes):
+    assert hermes("assemble", "hi", "--raw", "--system", "x")[0] == 2
+
+
+def test_health_of_a_host_that_accepts_and_never_answers_is_unreachable(hermes):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code, out, _ = hermes("health", ASSEMBLER, "--address", f"127.0.0.1:{silent.getsockname()[1]}")
+    assert code == 1
+    assert out.startswith("unreachable")
+
+
+def test_the_variables_for_addresses_stand_in_the_help(hermes):
+    assert {"HERMES_ADDRESS", "HERMES_EXECUTOR_ADDRESS", "HERMES_TLS_CA"} <= set(hermes("--help")[1].split())
+
+
+COMMAND = [sys.executable, "-c", "from hermes.cli import main; main()"]
+
+
+def run(*arguments, assembler=None, **how):
+    environment = {**os.environ, **how.pop("environment", {})}
+    if assembler is not None:
+        environment["HERMES_ADDRESS"] = assembler.address
+    return subprocess.run([*COMMAND, *arguments], env=environment, stderr=subprocess.PIPE, check=False, **how)
+
+
+def test_an_argument_that_is_no_utf8_is_wrong_usage():
+    done = run("assemble", b"\xff\xfe")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"hermes: An argument is not UTF-8 text")
+
+
+def test_an_ascii_locale_changes_no_text(assembler):
+    assembler.events = [started(), delta("北京", 1), finished(usage=usage())]
+    posix = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run("chat", "你好", assembler=assembler, environment=posix, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "北京\n", b"")
+    assert assembler.requests[0].prompt.chat.messages[0].content == "你好"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["chat", "hi"], ["chat", "hi", "--json"], ["assemble", "hi"], ["--version"]])
+def test_output_that_cannot_be_written_is_a_sentence(assembler, arguments):
+    with open("/dev/full", "wb") as full:
+        done = run(*arguments, assembler=assembler, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == b"hermes: The output cannot be written: No space left on device.\n"
+
+
+def test_sigterm_unwinds_a_preparation(hermes, monkeypatch):
+    cleared = []
+
+    def prepare(model, progress):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            cleared.append(model)
+
+    monkeypatch.setattr(models, "prepare", prepare)
+    before = signal.getsignal(signal.SIGTERM)
+    assert hermes("model", "prepare", "x/y")[0] == 128 + signal.SIGTERM
+    assert cleared == ["x/y"]
+    assert signal.getsignal(signal.SIGTERM) == before

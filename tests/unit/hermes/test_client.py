@@ -3,6 +3,7 @@ import asyncio
 import grpc
 import pytest
 
+from hermes.channels import unreachable
 from hermes.client import AsyncClient, Client, HermesError, Message, Usage
 from hermes.health import ASSEMBLER, GENERATE, probe
 from shared.errors import resource_exhausted, unavailable
@@ -121,6 +122,53 @@ def test_nobody_at_the_address_is_a_sentence_with_the_address():
 def test_a_ca_file_that_is_not_there_is_a_sentence(tmp_path):
     with pytest.raises(HermesError, match="cannot be read"):
         Client(tls_ca=tmp_path / "ca.pem")
+
+
+def test_a_ca_file_without_a_certificate_is_a_sentence(tmp_path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(HermesError, match="no PEM certificate") as caught:
+        Client(tls_ca=tmp_path / "ca.pem")
+    assert caught.value.metadata == {"field": "tls_ca"}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "dns:///host:1", "unix:/run/hermes.sock", "my_host:1"])
+def test_every_form_of_address_that_grpc_takes_is_taken(address):
+    Client(address).close()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon", True])
+def test_a_timeout_that_is_no_time_is_refused_before_the_call(client, assembler, timeout):
+    for call in (lambda: client.chat("hi", timeout=timeout), lambda: Client(timeout=timeout)):
+        with pytest.raises(HermesError, match="timeout cannot be") as caught:
+            call()
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert assembler.requests == []
+
+
+def test_an_endless_timeout_is_no_limit(client):
+    assert client.chat("hi", timeout=float("inf")).text == "Paris."
+    assert client.chat("hi", timeout=1e30).text == "Paris."
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("tls handshake failed: ssl_error_ssl: wrong_version_number: invalid certificate", "does not speak TLS"),
+        ("tls handshake failed: certificate_verify_failed: self signed certificate", "does not trust"),
+        ("custom verification check failed: hostname verification check failed", "for another name"),
+        ("ipv4:127.0.0.1:1: Socket closed", "where it is TLS, give --tls-ca"),
+        ("address lookup failed: domain name not found", "spelled right"),
+        ("connect: Network is unreachable", "no way to that network"),
+        ("connect: Connection refused", "is it started"),
+    ],
+)
+def test_a_failed_connection_says_what_is_likely_wrong(said, sentence):
+    assert sentence in unreachable(unavailable("UNAVAILABLE", said), "assembler", "x:1").message
+
+
+def test_plaintext_where_tls_was_asked_for_is_said(assembler, certificate):
+    with Client(assembler.address, tls_ca=certificate) as client, pytest.raises(HermesError, match="not speak TLS"):
+        client.chat("hi")
 
 
 def test_assemble_returns_ids_and_text(assembler, client):

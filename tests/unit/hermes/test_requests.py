@@ -1,5 +1,6 @@
 import json
 
+import grpc
 import pytest
 
 from hermes.client import HermesError, Message, ToolCall
@@ -140,3 +141,58 @@ def test_a_misspelt_option_is_refused():
 def test_an_assembly_returns_its_text_unless_told_otherwise():
     assert assemble_request("hi").return_text
     assert not assemble_request("hi", return_text=False).return_text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", 10**30),
+        pytest.param("seed", 10**5000, id="huge"),
+        ("top_k", 10**11),
+        ("max_tokens", -1),
+        ("temperature", "hot"),
+        ("temperature", 10**400),
+        ("stop", 5),
+        ("stop", ["\udcff"]),
+        ("logit_bias", {10**20: 1.0}),
+        ("logit_bias", {"a": 1.0}),
+        ("n", 0.5),
+        ("allowed_token_ids", 5),
+        ("stop_token_ids", [-1]),
+        ("namespace", "\udcff"),
+        ("system", "\udcff"),
+        ("request_id", 3),
+        ("cache_read", "x"),
+        ("max_prompt_tokens", 10**12),
+        ("template_kwargs", {"a": object()}),
+        ("tools", [3]),
+    ],
+)
+def test_a_value_that_cannot_travel_is_named(field, value):
+    with pytest.raises(HermesError, match=rf"^{field} ") as caught:
+        generate_request("hi", **{field: value})
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.metadata == {"field": field}
+
+
+@pytest.mark.parametrize(("field", "value"), [("token_ids", [10**12]), ("text", "\udcff"), ("text", 5)])
+def test_a_prompt_that_cannot_travel_is_named(field, value):
+    for request in (generate_request, assemble_request):
+        with pytest.raises(HermesError, match=rf"^{field} "):
+            request(None, **{field: value})
+
+
+@pytest.mark.parametrize("messages", [5, b"hi", {"role": "user", "content": "hi"}])
+def test_what_is_no_list_of_messages_is_refused(messages):
+    with pytest.raises(HermesError, match="give a text or a list of messages"):
+        generate_request(messages)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["\udcff", Message("user", "\udcff"), Message("user", 5), {"role": 3}, {"role": "user", "tool_calls": [3]}],
+)
+def test_a_message_that_cannot_travel_is_told_by_its_place(message):
+    with pytest.raises(HermesError, match="Message 0 ") as caught:
+        generate_request(message if isinstance(message, str) else [message])
+    assert caught.value.reason == "BAD_MESSAGE"
