@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import grpc
+from prometheus_client import CollectorRegistry
 
-from executor.watchdog import Watchdog
 from hermes.v1 import executor_pb2_grpc
+from shared import extras
 from shared import server as hermes_server
 from shared.config import ExecutorSettings
 from shared.errors import StartupError
@@ -25,6 +26,8 @@ log: Final = logging.getLogger(__name__)
 
 SERVICE: Final = "hermes.v1.Executor"
 
+_PACKAGES: Final = ("torch", "transformers", "safetensors")
+
 
 class ExecutorApplication:
     """The executor as its server runs it."""
@@ -33,11 +36,17 @@ class ExecutorApplication:
     services: Sequence[str] = (SERVICE, "hermes.v1.ExecutorAdmin")
 
     def __init__(self, settings: ExecutorSettings) -> None:
-        """Raises StartupError for settings that no executor can run with."""
+        """Raises StartupError for settings that no executor can run with, and where a package is not installed."""
+        extras.require("executor", *_PACKAGES)
         if settings.max_running > settings.max_batch_tokens:
             raise StartupError(
                 f"max_running {settings.max_running} is above max_batch_tokens {settings.max_batch_tokens};"
                 " a step must have room for a token of each running request."
+            )
+        if settings.block_size != "auto" and settings.block_size > settings.max_batch_tokens:
+            raise StartupError(
+                f"block_size {settings.block_size} is above max_batch_tokens {settings.max_batch_tokens};"
+                " a step must have room for a block."
             )
         self._settings = settings
         self._executor: Executor | None = None
@@ -51,13 +60,21 @@ class ExecutorApplication:
         def on_death() -> None:
             asyncio.run_coroutine_threadsafe(health.set(SERVICE, serving=False), loop)
 
-        self._executor = await asyncio.to_thread(_build, self._settings, loop, on_death)
-        self._endpoint = Endpoint(self._executor.metrics.registry, self._settings.host, self._settings.metrics_port)
+        registry = CollectorRegistry()
+        # first, since a port that cannot be had should be told before a model has loaded for minutes
+        self._endpoint = Endpoint(registry, self._settings.host, self._settings.metrics_port)
         log.info("metrics on http://%s:%d/metrics", self._settings.host, self._endpoint.port)
+        try:
+            self._executor = await asyncio.to_thread(_build, self._settings, registry, loop, on_death)
+        except BaseException:
+            self._endpoint.close()
+            raise
         self._executor.engine.start()
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._executor.service, server)
         executor_pb2_grpc.add_ExecutorAdminServicer_to_server(self._executor.admin, server)
         await health.set(SERVICE, serving=True)
+        from executor.watchdog import Watchdog  # noqa: PLC0415 -- imports torch
+
         watchdog = Watchdog(self._executor.engine, self._settings.watchdog_seconds)
         self._watching = asyncio.create_task(
             watchdog.watch(lambda serving: health.set(SERVICE, serving=serving)), name="watchdog"
@@ -76,10 +93,15 @@ class ExecutorApplication:
             await asyncio.to_thread(self._executor.engine.stop)
 
 
-def _build(settings: ExecutorSettings, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Executor:
+def _build(
+    settings: ExecutorSettings,
+    registry: CollectorRegistry,
+    loop: asyncio.AbstractEventLoop,
+    on_death: Callable[[], None],
+) -> Executor:
     from executor.build import build  # noqa: PLC0415 -- takes seconds, in which signals must work
 
-    return build(settings, loop, on_death)
+    return build(settings, registry, loop, on_death)
 
 
 def main(argv: list[str] | None = None) -> int:

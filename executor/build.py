@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from executor.admin import ExecutorAdminService
 from executor.engine import Engine
 from executor.mailbox import Outbox
-from executor.memory import build_cache
+from executor.memory import build_cache, check_memory
 from executor.model import Model, choose_device, choose_dtype
 from executor.scheduler import SchedulerLimits
 from executor.service import ExecutorService
@@ -34,10 +35,17 @@ class Executor(NamedTuple):
     metrics: ExecutorMetrics
 
 
-def build(settings: ExecutorSettings, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Executor:
+def build(
+    settings: ExecutorSettings,
+    registry: CollectorRegistry,
+    loop: asyncio.AbstractEventLoop,
+    on_death: Callable[[], None],
+) -> Executor:
     """Loads the model and takes the memory; the engine is not started yet. Raises StartupError.
 
-    loop: the event loop that serves. on_death: called on the engine's thread if it ends by a fault of its own.
+    registry: where the metrics belong.
+    loop: the event loop that serves.
+    on_death: called on the engine's thread if it ends by a fault of its own.
     """
     outbox = Outbox(loop)
     if settings.threads is not None:
@@ -45,11 +53,12 @@ def build(settings: ExecutorSettings, loop: asyncio.AbstractEventLoop, on_death:
     directory = resolve(settings.model)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    check_memory(settings, device)
     log.info("loading %s in %s on %s", directory.path, _name(dtype), device)
     model = Model.load(directory.path, device, dtype)
     cache = build_cache(model.layout, settings)
     log.info("KV pool of %d tokens in blocks of %d", cache.capacity, cache.block_size)
-    metrics = ExecutorMetrics(settings.model_name or directory.name)
+    metrics = ExecutorMetrics(settings.model_name or directory.name, registry)
     engine = Engine(
         model,
         cache,

@@ -18,6 +18,15 @@ _MEMINFO: Final = Path("/proc/meminfo")
 _LEAST_BLOCKS: Final = 8  # below this a pool serves no conversation, and the setting is surely a slip
 
 
+def check_memory(settings: ExecutorSettings, device: torch.device) -> None:
+    """Raises StartupError for more memory than the device has; what a model leaves of it is known when it is there."""
+    total = total_bytes(device)
+    if memory_bytes(settings.kv_memory, free=0) > total:
+        raise StartupError(
+            f"kv_memory {settings.kv_memory} is more than {device} has ({total / 2**30:.1f} GiB); set less."
+        )
+
+
 def build_cache(layout: KVLayout, settings: ExecutorSettings) -> KVCache:
     """The pool that the settings ask for, and the tree over it. Raises StartupError where they ask for too little."""
     block_size = auto_block_size(layout) if settings.block_size == "auto" else settings.block_size
@@ -67,4 +76,13 @@ def free_bytes(device: torch.device) -> int:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024  # what the page cache would give back counts as free
     except (OSError, KeyError):  # not Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return _physical_bytes()
+
+
+def total_bytes(device: torch.device) -> int:
+    """All the memory of the device."""
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else _physical_bytes()
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

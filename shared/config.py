@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import ipaddress
+import operator
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.addresses import check_target
 from shared.errors import StartupError
 
 DEFAULT_MODEL: Final = "SmolLM2-135M-Instruct"
@@ -29,17 +31,24 @@ CONFIG_VARIABLE: Final = "HERMES_CONFIG"
 _MIB: Final = 1024**2
 _MAX_MESSAGE: Final = 2**31 - 1  # gRPC keeps message sizes in 32 signed bits
 _MEMORY_UNITS: Final = {"KIB": 1024, "MIB": 1024**2, "GIB": 1024**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_MAX_UNITS: Final = 2**40  # more than any machine has of any unit, and still a number of bytes
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", re.IGNORECASE)
+
+_OTHERS: Final = frozenset({"HERMES_EXECUTOR_ADDRESS"})  # the command line's, under the same prefix
+# Kubernetes adds variables under the same prefix for a Service of that name, or of one that begins so.
+_KUBERNETES: Final = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
 
 S = TypeVar("S", bound="ServerSettings")
 Share = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class ServerSettings(BaseSettings):
     """What both services can be told. Built directly, it takes nothing from the environment; `load` does."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     service: ClassVar[str] = "server"
     """Names the table in hermes.toml, and the program and its environment variables with it."""
@@ -100,6 +109,12 @@ class AssemblerSettings(ServerSettings):
         default="error", description="A role that chat models do not know is refused, or read as the user's."
     )
 
+    @field_validator("executor")
+    @classmethod
+    def _target(cls, value: str) -> str:
+        check_target(value)
+        return value
+
 
 class ExecutorSettings(ServerSettings):
     """Settings of the executor."""
@@ -157,6 +172,12 @@ class ExecutorSettings(ServerSettings):
             raise ValueError(f"low_water {self.low_water:g} must not be above high_water {self.high_water:g}")
         return self
 
+    @model_validator(mode="after")
+    def _ports(self) -> "ExecutorSettings":
+        if self.metrics_port == self.port != 0:
+            raise ValueError(f"port and metrics_port are both {self.port}: give each its own")
+        return self
+
 
 def memory_bytes(text: str, free: int) -> int:
     """Bytes that a memory setting means: "4GiB" as it stands, "0.8" as that share of `free` bytes.
@@ -166,7 +187,7 @@ def memory_bytes(text: str, free: int) -> int:
     match = _MEMORY.fullmatch(text.strip())
     if match is not None:
         number, unit = float(match[1]), (match[2] or "").upper()
-        if unit and number > 0:
+        if unit and 0 < number < _MAX_UNITS:
             return int(number * _MEMORY_UNITS[unit])
         if not unit and 0 < number <= 1:
             return int(number * free)
@@ -245,10 +266,16 @@ def _from_file(cls: type[ServerSettings], flag: Path | None) -> dict[str, _Value
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise StartupError(f"The file of settings {chosen} cannot be read: {error}.") from error
+    services = (AssemblerSettings.service, ExecutorSettings.service)
     for name, table in tables.items():
-        if name not in (AssemblerSettings.service, ExecutorSettings.service) or not isinstance(table, Mapping):
+        if not isinstance(table, Mapping):
             raise StartupError(
                 f"{chosen} has {name} outside of its tables; settings stand in [assembler] or [executor]."
+            )
+        if name not in services:
+            raise StartupError(
+                f"{chosen} has a table [{name}], which nothing reads{_near(name, services)};"
+                " settings stand in [assembler] or [executor]."
             )
     table = tables.get(cls.service, {})
     for name in table:
@@ -263,9 +290,10 @@ def _from_environment(cls: type[ServerSettings]) -> dict[str, _Value]:
     names = {name.upper(): name for name in cls.model_fields}
     for variable in os.environ:
         unknown = variable.removeprefix(_prefix(cls))
-        # Kubernetes adds variables under the same prefix for a Service of that name, so only near misses are refused.
-        if unknown not in (variable, *names) and (near := _near(unknown, names)):
-            raise StartupError(f"The environment variable {variable} is no setting of hermes-{cls.service}{near}.")
+        if unknown in (variable, *names) or variable in _OTHERS or _KUBERNETES.fullmatch(unknown):
+            continue
+        near = _near(unknown, names) or f"; `hermes-{cls.service} --help` lists all settings"
+        raise StartupError(f"The environment variable {variable} is no setting of hermes-{cls.service}{near}.")
     values = EnvSettingsSource(cls, env_prefix=_prefix(cls), env_ignore_empty=True)()
     return {name: _Value(value, _variable(cls, name)) for name, value in values.items()}
 
@@ -289,14 +317,23 @@ def _sentence(cls: type[ServerSettings], error: ValidationError, values: Mapping
     if name not in values:
         return f"The setting {name} is missing: {reason}."
     value, source = values[name]
-    if name == "port" and str(value).startswith("tcp://"):
+    if name in ("port", "metrics_port") and str(value).startswith("tcp://"):
         reason = "Kubernetes set it for a Service of that name, so put enableServiceLinks: false into the pod"
     return f"{source}: {value!r} cannot be used: {reason}."
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
+    candidates = list(known)
+    matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8) or [
+        candidate for candidate in candidates if _is_slip(name, candidate)
+    ]
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """One wrong letter, or the right ones in another order: too little alike for difflib in a short name."""
+    wrong = sum(map(operator.ne, name, known))
+    return len(name) == len(known) and (wrong == 1 or sorted(name) == sorted(known))
 
 
 def _is_loopback(host: str) -> bool:

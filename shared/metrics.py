@@ -43,8 +43,8 @@ class Load(NamedTuple):
 class ExecutorMetrics:
     """What an executor counts. Each method may be called from any thread."""
 
-    def __init__(self, model_name: str) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
         self._model_name = model_name
         self._prompt_tokens = self._counter(
             "hermes_prefix_cache_prompt_tokens", "Prompt tokens of admitted requests, each request once."

@@ -7,7 +7,7 @@ import torch
 
 from executor import memory
 from executor.kv.pool import BlockPool, KVLayout
-from executor.memory import build_cache, free_bytes, limits
+from executor.memory import build_cache, check_memory, free_bytes, limits
 from shared.config import ExecutorSettings
 from shared.errors import StartupError
 
@@ -101,3 +101,11 @@ def test_free_memory_counts_what_the_page_cache_would_give_back(
 def test_all_memory_counts_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "nothing")
     assert free_bytes(CPU) > 2**20
+
+
+def test_more_memory_than_there_is_is_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "total_bytes", lambda device: 2**30)
+    with pytest.raises(StartupError, match=r"kv_memory 2GiB is more than cpu has \(1\.0 GiB\); set less"):
+        check_memory(settings(kv_memory="2GiB"), CPU)
+    check_memory(settings(kv_memory="1GiB"), CPU)
+    check_memory(settings(kv_memory="1"), CPU)

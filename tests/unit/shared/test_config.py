@@ -91,6 +91,10 @@ def test_a_share_of_memory_may_stand_in_the_file_as_a_number() -> None:
         (["--port"], "argument --port: expected one argument; `hermes-executor --help` lists all settings."),
         (["stray"], "stray is not a setting"),
         (["--config", "none.toml"], "The file of settings none.toml does not exist; check --config or HERMES_CONFIG."),
+        (["--kv-memory", "9" * 400 + "GiB"], "cannot be used: give a size with its unit, such as "),
+        (["--drain-seconds", "inf"], "--drain-seconds: 'inf' cannot be used: input should be a finite number."),
+        (["--threads", "9" * 20], "cannot be used: input should be less than or equal to 2147483647"),
+        (["--metrics-port", "50052"], "port and metrics_port are both 50052: give each its own."),
         (["--kv-memory", "5"], "--kv-memory: '5' cannot be used: give a size with its unit, such as "),
         (["--low-water", "0.95"], "low_water 0.95 must not be above high_water 0.9."),
         (["--tls-cert", "a.pem"], "tls_cert and tls_key belong together: set both or neither."),
@@ -115,10 +119,57 @@ def test_a_variable_that_is_nearly_a_setting_is_refused(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize("slip", ["PROT", "PORF", "POTR"])
+def test_a_short_name_with_a_slip_is_recognised(monkeypatch: pytest.MonkeyPatch, slip: str) -> None:
+    monkeypatch.setenv(f"HERMES_EXECUTOR_{slip}", "1")
+    assert refused().endswith(" is no setting of hermes-executor (did you mean PORT?).")
+
+
+def test_a_variable_that_is_nothing_like_a_setting_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_EXECUTOR_WORKERS", "2")
+    assert "HERMES_EXECUTOR_WORKERS is no setting of hermes-executor; `hermes-executor --help`" in refused()
+
+
+def test_what_the_command_line_reads_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_EXECUTOR_ADDRESS", "127.0.0.1:1")
+    assert config.load(ExecutorSettings, []).port == 50052
+
+
+@pytest.mark.parametrize(
+    "address", ["", " ", "foo bar:x:y", "host", "host:", ":1", "host:0", "host:70000", "http://a:1"]
+)
+def test_an_executor_that_is_no_address_is_refused(address: str) -> None:
+    text = refused("--executor", address, cls=AssemblerSettings)
+    assert text.startswith(f"--executor: {address!r} cannot be used: ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:50052",
+        "gpu-box:1",
+        "my_host.example.org:65535",
+        "[::1]:50052",
+        "[fe80::1%eth0]:1",
+        "unix:/run/x",
+        "dns:///executor:50052",
+        "ipv4:10.0.0.1:1,10.0.0.2:1",
+        "xds:///executor",
+    ],
+)
+def test_every_address_that_grpc_takes_may_be_the_executor(address: str) -> None:
+    assert config.load(AssemblerSettings, ["--executor", address]).executor == address
+
+
 def test_what_kubernetes_adds_is_passed_over_or_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_EXECUTOR_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("HERMES_EXECUTOR_PORT_50052_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("HERMES_EXECUTOR_HEADLESS_SERVICE_PORT_GRPC", "50052")
     assert config.load(ExecutorSettings, []).port == 50052
+    monkeypatch.setenv("HERMES_EXECUTOR_METRICS_PORT", "tcp://10.0.0.1:50052")
+    assert "enableServiceLinks: false" in refused()
+    monkeypatch.delenv("HERMES_EXECUTOR_METRICS_PORT")
     monkeypatch.setenv("HERMES_EXECUTOR_PORT", "tcp://10.0.0.1:50052")
     assert "enableServiceLinks: false" in refused()
 
@@ -129,7 +180,10 @@ def test_what_kubernetes_adds_is_passed_over_or_explained(monkeypatch: pytest.Mo
         ("[executor]\nport = true_\n", "The file of settings hermes.toml cannot be read: "),
         ("[executor]\nprt = 1\n", "hermes.toml sets prt in [executor], which is no setting (did you mean port?)."),
         ("port = 1\n", "hermes.toml has port outside of its tables; settings stand in [assembler] or [executor]."),
-        ("[server]\nport = 1\n", "hermes.toml has server outside of its tables"),
+        ("[server]\nport = 1\n", "hermes.toml has a table [server], which nothing reads; settings stand in [assem"),
+        ("[exectuor]\nport = 1\n", "hermes.toml has a table [exectuor], which nothing reads (did you mean executor?)"),
+        ("[executor]\nprot = 1\n", "hermes.toml sets prot in [executor], which is no setting (did you mean port?)."),
+        ("[executor]\nhorst = 1\n", "hermes.toml sets horst in [executor], which is no setting (did you mean host?)."),
         ("executor = 1\n", "hermes.toml has executor outside of its tables"),
         ('[executor]\nport = "x"\n', "port in [executor] of hermes.toml: 'x' cannot be used: input should be a valid"),
     ],
