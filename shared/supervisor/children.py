@@ -167,13 +167,14 @@ def _supervise(directory: RunDirectory, services: Sequence[Service], state: Stat
 
 def _require_free(service: Service) -> None:
     family = socket.AF_INET6 if ":" in service.host else socket.AF_INET
-    try:
-        socket.create_server((service.host, service.port), family=family).close()
-    except OSError as error:
-        raise StartupError(
-            f"The {service.name} cannot listen on {service.host}:{service.port} ({os.strerror(error.errno or 0)}): "
-            f"stop what listens there, or set HERMES_{service.name.upper()}_PORT."
-        ) from error
+    for setting, port in service.listens:
+        try:
+            socket.create_server((service.host, port), family=family).close()
+        except OSError as error:
+            raise StartupError(
+                f"The {service.name} cannot listen on {service.host}:{port} ({os.strerror(error.errno or 0)}): "
+                f"stop what listens there, or set HERMES_{service.name.upper()}_{setting.upper()}."
+            ) from error
 
 
 def _stop(children: Sequence[_Child], events: "queue.SimpleQueue[_Event]") -> None:

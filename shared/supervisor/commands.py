@@ -1,16 +1,27 @@
-"""What an operator asks of the supervisor from outside: up, down, logs, address."""
+"""What an operator asks of the supervisor from outside: up, down, logs, environment, next."""
 
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR
 from hermes.health import probe
+from shared.output import reader_has_gone
 from shared.supervisor.output import complain, say, say_log_line
-from shared.supervisor.rundir import RunDirectory, Running, State, end_orphans
+from shared.supervisor.rundir import (
+    DEFAULT_RUN_DIRECTORY,
+    RUN_DIRECTORY_VARIABLE,
+    RunDirectory,
+    Running,
+    State,
+    end_orphans,
+)
 from shared.supervisor.services import Service
 
 _POLL_SECONDS: Final = 0.2
@@ -25,6 +36,7 @@ def up(directory: RunDirectory, services: Sequence[Service], supervisor: Sequenc
 
     Returns 0 when all are healthy, 1 with the reason when one cannot be or is not in time.
     """
+    directory.prepare()
     state = directory.read()
     if state is not None and state.alive():
         say("Hermes already runs.")
@@ -32,7 +44,6 @@ def up(directory: RunDirectory, services: Sequence[Service], supervisor: Sequenc
     if state is not None:
         end_orphans(state)
     directory.clear()
-    directory.logs.mkdir(parents=True, exist_ok=True)
     with (directory.logs / "supervisor.log").open("w") as complaints:
         popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             supervisor,
@@ -108,7 +119,8 @@ def down(directory: RunDirectory, wait: float) -> int:
 
 
 def logs(directory: RunDirectory, lines: int) -> int:
-    """Prints the last lines of both services' log, and what follows until Ctrl-C or until they stop."""
+    """Prints the last lines of both services' log, and what follows until Ctrl-C, or they stop, or nobody reads it."""
+    directory.read()  # tells where the directory cannot be used at all
     try:
         file = directory.log.open()
     except FileNotFoundError:
@@ -126,16 +138,62 @@ def logs(directory: RunDirectory, lines: int) -> int:
                 if rest.endswith("\n"):
                     say_log_line(rest.rstrip("\n"))
                     rest = ""
-            if not alive:
+            if not alive or reader_has_gone():
                 return 0
             time.sleep(_POLL_SECONDS)
 
 
-def address(directory: RunDirectory) -> int:
-    """Prints where the running assembler listens."""
+def environment(directory: RunDirectory) -> int:
+    """Prints, for a shell, the variables with which `hermes` finds what runs here."""
+    running = _running(directory)
+    if running is None:
+        return 1
+    variables = {
+        "HERMES_ADDRESS": running.assembler.address,
+        "HERMES_EXECUTOR_ADDRESS": running.executor.address,
+        "HERMES_TLS_CA": running.assembler.tls_ca,
+    }
+    for name, value in variables.items():
+        if value is not None:
+            say(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def next_steps(directory: RunDirectory) -> int:
+    """Prints what to try now, with the addresses where they are not the usual ones."""
+    running = _running(directory)
+    if running is None:
+        return 1
+    program, here = Path(sys.executable).with_name("hermes"), Path.cwd()
+    hermes = shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
+    trust = ["--tls-ca", running.assembler.tls_ca] if running.assembler.tls_ca else []
+    assembler = ["--address", running.assembler.address] if running.assembler.address != DEFAULT_ADDRESS else []
+    executor = ["--executor", running.executor.address] if running.executor.address != DEFAULT_EXECUTOR else []
+    own = directory.path != Path(DEFAULT_RUN_DIRECTORY)
+    make = f"{RUN_DIRECTORY_VARIABLE}={shlex.quote(str(directory.path))} make" if own else "make"
+    steps: tuple[tuple[str, list[str], str], ...] = (
+        (f"{hermes} chat", [*assembler, *trust], "a conversation; see how much of each prompt is cached"),
+        (f'{hermes} assemble "Hello"', [*assembler, *trust], "the token ids and the text that the model reads"),
+        (f"{hermes} cache tree", [*executor, *trust], "what the prefix tree holds"),
+        (f"{make} logs", [], "what both services say; make down stops them"),
+    )
+    commands = [f"{command} {shlex.join(options)}".rstrip() for command, options, _ in steps]
+    width = max(map(len, commands))
+    say("Next:")
+    for command, (_, _, what) in zip(commands, steps, strict=True):
+        say(f"  {command:{width}}   {what}")
+    return 0
+
+
+class _Pair(NamedTuple):
+    assembler: Running
+    executor: Running
+
+
+def _running(directory: RunDirectory) -> _Pair | None:
     state = directory.read()
     if state is None or not state.alive():
         complain("Hermes is not running: `make up` starts it.")
-        return 1
-    say(next(service.address for service in state.services if service.name == "assembler"))
-    return 0
+        return None
+    services = {service.name: service for service in state.services}
+    return _Pair(services["assembler"], services["executor"])

@@ -12,6 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from shared.errors import StartupError
+
+RUN_DIRECTORY_VARIABLE: Final = "HERMES_RUN_DIR"
+DEFAULT_RUN_DIRECTORY: Final = ".run"
+
 _PROC: Final = Path("/proc")
 _STATE_FIELD: Final = 0  # of /proc/PID/stat, counted after the program's name: proc(5)
 _START_FIELD: Final = 19
@@ -84,10 +89,18 @@ class RunDirectory:
         """One service's lines as it wrote them."""
         return self.logs / f"{name}.log"
 
+    def prepare(self) -> None:
+        """Makes the directory where it is not there yet. Raises StartupError where it cannot be used."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            (self.path / "lock").open("a").close()
+        except OSError as error:
+            raise self._unusable(error) from error
+
     @contextmanager
     def lock(self) -> Iterator[bool]:
         """Whether the caller is the one supervisor here; the lock goes with the process that holds it."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +110,10 @@ class RunDirectory:
                 yield True
 
     def read(self) -> State | None:
-        """The last state; None where there was none or it cannot be read."""
+        """The last state; None where there was none, or another version wrote it.
+
+        Raises StartupError for a directory that cannot be used.
+        """
         try:
             fields = json.loads(self._state.read_text())
             services = tuple(
@@ -107,6 +123,8 @@ class RunDirectory:
             return State(Process(*fields["supervisor"]), services, fields["failure"])
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._unusable(error) from error
         except (ValueError, KeyError, TypeError):  # written by another version
             return None
 
@@ -119,6 +137,12 @@ class RunDirectory:
     def clear(self) -> None:
         """Forgets the state."""
         self._state.unlink(missing_ok=True)
+
+    def _unusable(self, error: OSError) -> StartupError:
+        return StartupError(
+            f"The run directory {self.path} cannot be used ({error.strerror}): "
+            f"set {RUN_DIRECTORY_VARIABLE} to a directory that can be made and written."
+        )
 
 
 def end_orphans(state: State) -> bool:

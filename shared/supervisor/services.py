@@ -22,6 +22,13 @@ class Service(NamedTuple):
     health: str
     tls_ca: str | None
     drain_seconds: float
+    metrics_port: int | None = None
+
+    @property
+    def listens(self) -> list[tuple[str, int]]:
+        """Each setting of a port, and the port."""
+        ports = [("port", self.port)]
+        return [*ports, ("metrics_port", self.metrics_port)] if self.metrics_port else ports
 
     @property
     def address(self) -> str:
@@ -37,12 +44,16 @@ def services_of(assembler_arguments: Sequence[str] = (), executor_arguments: Seq
     """
     executor_settings = load(ExecutorSettings, list(executor_arguments))
     executor = _service("executor", executor_settings, executor_arguments, EXECUTOR)
+    executor = executor._replace(metrics_port=executor_settings.metrics_port)
     assembler_settings = load(AssemblerSettings, list(assembler_arguments))
     assembler = _service("assembler", assembler_settings, assembler_arguments, GENERATE)
     if "executor" not in assembler_settings.model_fields_set:
         assembler = assembler._replace(
             environment={**assembler.environment, "HERMES_ASSEMBLER_EXECUTOR": executor.address}
         )
+    for setting, port in executor.listens:
+        if port == assembler.port:
+            raise StartupError(f"The assembler's port and the executor's {setting} are both {port}: set another one.")
     return [executor, assembler]
 
 

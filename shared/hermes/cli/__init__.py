@@ -8,7 +8,8 @@ import typer
 
 from hermes.arguments import BAD_ARGUMENT
 from hermes.cli import assemble, cache, chat, health, model
-from hermes.cli.console import abandon_output, fail, speak_utf8, utf8_arguments
+from hermes.cli.console import fail, speak_utf8, utf8_arguments
+from shared import output
 from shared.errors import HermesError, StartupError
 
 app = typer.Typer(
@@ -54,5 +55,5 @@ def main() -> None:
     except StartupError as error:
         fail(str(error), code=2)
     except OSError as error:
-        abandon_output()
+        output.abandon()
         fail(f"{error.filename or 'The output'} cannot be written: {error.strerror or error}.")

@@ -14,7 +14,7 @@ from hermes.arguments import bad_argument, build
 from hermes.channels import open_channel, unreachable
 from hermes.cli import options as opt
 from hermes.cli.console import fail, note, out, print_json, text_or_stdin
-from hermes.client import DEFAULT_ADDRESS, Client
+from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR, Client
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared.errors import from_rpc_error
 
@@ -36,7 +36,7 @@ def tree(
     branches: Annotated[int, typer.Option("--branches", metavar="N", min=1, help="Most branches to list.")] = 20,
     as_json: opt.AsJson = False,
     timeout: opt.Timeout = 10.0,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Show the tree's counters and its largest branches."""
@@ -68,7 +68,7 @@ def warm(
     namespace: _Namespace = "",
     timeout: opt.Timeout = None,
     address: opt.Address = DEFAULT_ADDRESS,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Compute the beginning of a prompt ahead of its use."""
@@ -88,7 +88,7 @@ def pin(
     namespace: _Namespace = "",
     timeout: opt.Timeout = None,
     address: opt.Address = DEFAULT_ADDRESS,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Compute the beginning of a prompt and keep it for a time; print the pin's name."""
@@ -103,7 +103,7 @@ def pin(
 def unpin(
     pin_id: Annotated[str, typer.Argument(help="What `hermes cache pin` printed.")],
     timeout: opt.Timeout = 10.0,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """End a pin."""
@@ -115,7 +115,7 @@ def unpin(
 def flush(
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="One namespace; else all.")] = "",
     timeout: opt.Timeout = 10.0,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Drop every cached block, pins too. What runs goes on."""

@@ -45,14 +45,6 @@ def utf8_arguments(arguments: list[str]) -> list[str]:
         fail("An argument is not UTF-8 text; pass text of another kind through standard input, as UTF-8.", code=2)
 
 
-def abandon_output() -> None:
-    """What could not be written is given up, so that the end of the process does not try again."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
 def note(text: str) -> None:
     """A quiet line on standard error."""
     err.print(text, style="dim", markup=False)

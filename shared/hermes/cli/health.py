@@ -6,7 +6,7 @@ import typer
 
 from hermes.cli import options as opt
 from hermes.cli.console import out, print_json
-from hermes.client import DEFAULT_ADDRESS
+from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR
 from hermes.health import ASSEMBLER, EXECUTOR, GENERATE, ServiceHealth, probe
 
 _ALL = [ASSEMBLER, GENERATE, EXECUTOR]
@@ -18,7 +18,7 @@ def health(
     ] = None,
     as_json: opt.AsJson = False,
     address: opt.Address = DEFAULT_ADDRESS,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Ask both services whether they are ready.

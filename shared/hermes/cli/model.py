@@ -13,6 +13,7 @@ import typer
 from hermes.channels import open_channel, unreachable
 from hermes.cli import options as opt
 from hermes.cli.console import note, out, print_json
+from hermes.client import DEFAULT_EXECUTOR
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared import models
 from shared.errors import from_rpc_error
@@ -36,7 +37,7 @@ def prepare(
 def info(
     as_json: opt.AsJson = False,
     timeout: opt.Timeout = 10.0,
-    executor: opt.ExecutorAddress = opt.DEFAULT_EXECUTOR,
+    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Describe the model that the executor has loaded."""

@@ -1,15 +1,13 @@
 """Options that several commands share, and what they become."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from hermes.arguments import seconds
 from hermes.client import GenerateOptions
 from shared.errors import HermesError
-
-DEFAULT_EXECUTOR: Final = "127.0.0.1:50052"
 
 
 def _seconds(value: float | None) -> float | None:

@@ -1,4 +1,5 @@
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -171,6 +172,48 @@ def test_a_converter_that_dies_is_a_sentence(
     monkeypatch.setattr(sys, "executable", str(interpreter))
     with pytest.raises(StartupError, match=sentence):
         prepare(PACKAGED_MODEL, silent)
+    assert left_beside(place) == set()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1",
+        "echo 'SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)' >&2; exit 1",
+        "kill -BUS $$",
+    ],
+)
+def test_a_full_disk_is_a_sentence_that_says_where_to_make_room(
+    source: Path, place: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    interpreter = source.with_name("python")
+    interpreter.write_text(f"#!/bin/sh\n{script}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(StartupError, match=r"No space left on device\. Make room or set HERMES_CACHE") as failure:
+        prepare(PACKAGED_MODEL, silent)
+    assert "\n" not in str(failure.value)
+    assert left_beside(place) == set()
+
+
+def test_sigterm_to_the_command_ends_its_converter_and_leaves_nothing(
+    source: Path, place: Path, tmp_path: Path
+) -> None:
+    interpreter, started = tmp_path / "python", tmp_path / "started"
+    interpreter.write_text(f"#!/bin/sh\necho $$ > {started}\necho reading\nexec sleep 300\n")
+    interpreter.chmod(0o755)
+    program = (
+        "import sys; from hermes import cli\n"
+        f"sys.executable = {str(interpreter)!r}; sys.argv = ['hermes', 'model', 'prepare']; cli.main()\n"
+    )
+    command = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert command.stderr is not None
+    with command.stderr:
+        assert any(line == "reading\n" for line in command.stderr)
+        command.terminate()
+        assert command.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
     assert left_beside(place) == set()
 
 

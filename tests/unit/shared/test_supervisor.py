@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartupError
-from shared.supervisor.commands import address, down, logs, up
-from shared.supervisor.rundir import Process, RunDirectory, State
+from shared.supervisor.commands import down, environment, logs, next_steps, up
+from shared.supervisor.rundir import Process, RunDirectory, Running, State
 from shared.supervisor.services import Service, services_of
 
 FAKE = Path(__file__).with_name("fake_service.py")
@@ -88,13 +88,18 @@ def test_up_starts_both_and_down_stops_both(rig, capsys):
     assert rig.up() == 0
     state = rig.state()
     assert [each.name for each in state.services] == ["executor", "assembler"]
-    assert address(rig.directory) == 0
+    assert environment(rig.directory) == 0
+    assert next_steps(rig.directory) == 0
     assert down(rig.directory, WAIT) == 0
     assert ended(state)
     out = capsys.readouterr().out
     assert f"assembler is ready on {rig.services[1].address}" in out
-    assert f"\n{rig.services[1].address}\n" in out
-    assert address(rig.directory) == 1
+    assert f"\nexport HERMES_ADDRESS={rig.services[1].address}\n" in out
+    assert f"\nexport HERMES_EXECUTOR_ADDRESS={rig.services[0].address}\n" in out
+    assert f"chat --address {rig.services[1].address} " in out
+    assert f"cache tree --executor {rig.services[0].address} " in out
+    assert f"HERMES_RUN_DIR={rig.directory.path} make logs" in out
+    assert environment(rig.directory) == next_steps(rig.directory) == 1
 
 
 def test_up_again_changes_nothing(rig, capsys):
@@ -153,6 +158,98 @@ def test_a_port_in_use_is_told_before_anything_starts(rig, capsys):
     assert f"127.0.0.1:{rig.services[1].port}" in err
     assert "HERMES_ASSEMBLER_PORT" in err
     assert rig.state().services == ()
+
+
+def test_the_metrics_port_is_looked_at_too(rig, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rig.services[0] = rig.services[0]._replace(metrics_port=taken.getsockname()[1])
+        assert rig.up() == 1
+    assert "HERMES_EXECUTOR_METRICS_PORT" in capsys.readouterr().err
+    assert rig.state().services == ()
+
+
+def test_usual_addresses_need_no_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory(Path(".run"))
+    directory.prepare()
+    me = Process.of(os.getpid())
+    usual = (("executor", "127.0.0.1:50052"), ("assembler", "127.0.0.1:50051"))
+    directory.write(State(me, tuple(Running(name, address, "", None, me) for name, address in usual)))
+    assert next_steps(directory) == 0
+    out = capsys.readouterr().out
+    assert "  make logs " in out
+    assert "--" not in out
+
+
+def test_with_tls_the_next_steps_trust_the_certificate(tmp_path, capsys):
+    directory, me = RunDirectory(tmp_path), Process.of(os.getpid())
+    names = ("executor", "assembler")
+    directory.write(State(me, tuple(Running(name, "h:1", "", "my ca.pem", me) for name in names)))
+    assert next_steps(directory) == environment(directory) == 0
+    out = capsys.readouterr().out
+    assert "chat --address h:1 --tls-ca 'my ca.pem' " in out
+    assert "export HERMES_TLS_CA='my ca.pem'\n" in out
+
+
+def supervise(*arguments, **how):
+    command = [sys.executable, "-m", "shared.supervisor", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=WAIT, **how)
+
+
+@pytest.mark.parametrize("command", ["up", "run", "down", "logs", "environment", "next"])
+def test_a_run_directory_that_is_a_file_is_a_sentence(tmp_path, command):
+    (tmp_path / "file").touch()
+    done = supervise(command, "--run-dir", str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"The run directory {tmp_path / 'file'} cannot be used (")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_a_run_directory_that_cannot_be_made_is_a_sentence(command):
+    done = supervise(command, env={**os.environ, "HERMES_RUN_DIR": "/proc/hermes"})
+    assert done.returncode == 2
+    assert "set HERMES_RUN_DIR to a directory" in done.stderr
+
+
+def test_a_reader_of_the_log_who_has_enough_is_no_failure(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.prepare()
+    directory.log.write_text("assembler | a line\n" * 50)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = supervise("logs", "--run-dir", str(tmp_path), stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_who_leaves_while_nothing_is_said_ends_the_following(rig):
+    assert rig.up() == 0
+    command = [sys.executable, "-m", "shared.supervisor", "logs", "--run-dir", str(rig.directory.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        following.stdout.readline()
+        following.stdout.close()
+        assert following.wait(WAIT) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_log_that_cannot_be_printed_is_a_sentence(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.prepare()
+    directory.log.write_text("assembler | a line\n")
+    with open("/dev/full", "w") as full:
+        done = supervise("logs", "--run-dir", str(tmp_path), stdout=full)
+    assert (done.returncode, done.stderr) == (1, "The output cannot be used: No space left on device.\n")
+
+
+@pytest.mark.parametrize("variable", ["HERMES_EXECUTOR_PORT", "HERMES_EXECUTOR_METRICS_PORT"])
+def test_one_port_for_two_is_refused(monkeypatch, variable):
+    monkeypatch.setenv(variable, "50051")
+    with pytest.raises(StartupError, match="are both 50051"):
+        services_of()
 
 
 def test_a_service_that_does_not_drain_is_killed(rig):
