@@ -34,7 +34,7 @@ help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test and bench-engine) change how; see the top of the Makefile."
-	@echo "  Ports and all other settings: HERMES_ASSEMBLER_*, HERMES_EXECUTOR_* or hermes.toml; hermes chat and the others"
+	@echo "  Ports and all other settings: HERMES_ASSEMBLER_*, HERMES_EXECUTOR_* or hermes.toml; hermes chat and its like"
 	@echo "  then want HERMES_ADDRESS and HERMES_EXECUTOR_ADDRESS, or --address and --executor. HERMES_RUN_DIR= is where"
 	@echo "  up keeps its state and logs (.run)."
 
