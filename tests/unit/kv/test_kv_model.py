@@ -245,7 +245,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.pinned = [pin for pin in self.pinned if pin.namespace != name]
             for sequence in self.running:
                 sequence.write = sequence.write and sequence.namespace != name
-            assert self.cache.match(Scope(name, "model", "full"), [0, 0, 0, 0]) == 0
+                assert self.cache.covers(Scope(name, "model", "full"), sequence.tokens) == 0
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -113,11 +113,17 @@ def test_a_pin_ends_by_time(make_runner: MakeRunner):
 def test_a_pin_that_was_ended_early_does_not_hide_the_time_of_another(make_runner: MakeRunner):
     runner = make_runner()
     runner.run(TOKENS)
-    early = pin(runner, TOKENS, until=1.0)
-    pin(runner, TOKENS, until=2.0)
-    runner.cache.pins.unpin(early.id)
-    assert runner.cache.pins.expire(1.5) == 0
-    assert runner.cache.pins.expire(2.0) == 1
+    pins = runner.cache.pins
+    assert pins.next_end is None
+    early, late = pin(runner, TOKENS, until=1.0), pin(runner, TOKENS, until=2.0)
+    pins.unpin(early.id)
+    assert pins.expire(1.5) == 0
+    assert pins.next_end == 2.0
+    pins.unpin(late.id)
+    assert pins.next_end is None
+    pin(runner, TOKENS, until=3.0)
+    assert pins.expire(3.0) == 1
+    assert pins.next_end is None
 
 
 def test_blocks_under_several_pins_count_once_and_stay_until_the_last_ends(make_runner: MakeRunner):
