@@ -18,12 +18,13 @@ from executor.replies import duration
 from executor.requests import Failed, Finished, Request, Started
 from executor.translate import Translator
 from hermes.v1 import executor_pb2, executor_pb2_grpc
-from shared.errors import HermesError, invalid_argument, not_found, resource_exhausted
+from shared.errors import HermesError, failed_precondition, invalid_argument, not_found, resource_exhausted
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _BRANCHES: Final = 20  # what the contract lists where a caller names no number
+_LONGEST_PIN_SECONDS: Final = 100 * 365 * 86400
 _TRIES: Final = 3  # a full pool may evict a prefix between its last step and the pin
 
 
@@ -45,18 +46,26 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
         """Computes a prefix where it is not there yet, and pins it where that is asked for."""
         self._translator.check_length(len(request.token_ids))
         prefix = self._translator.prefix(np.array(request.token_ids, dtype=np.uint32).tolist(), request.namespace)
-        seconds = request.pin.ToTimedelta().total_seconds() if request.HasField("pin") else None
-        if seconds is not None and seconds <= 0:
-            raise invalid_argument("BAD_PIN", "pin must be longer than nothing; leave it out for no pin.", field="pin")
-        cached: int | None = None
+        seconds = request.pin.seconds + request.pin.nanos * 1e-9 if request.HasField("pin") else None
+        if seconds is not None and not 0 < seconds <= _LONGEST_PIN_SECONDS:
+            raise invalid_argument(
+                "BAD_PIN", "pin must be longer than nothing and at most a hundred years; leave it out.", field="pin"
+            )
+        keepable = await self._ask(lambda: self._engine.cache.keepable(len(prefix.prompt)))
+        if seconds is not None and not keepable:
+            raise failed_precondition(
+                "NOT_CACHEABLE", "This executor keeps no prefix of this length, so there is nothing to pin."
+            )
+        computed = 0
         for _ in range(_TRIES):
-            found = await self._warm(prefix)
-            cached = found if cached is None else cached
-            if seconds is None:
-                return self._warmed(prefix, cached, "")
-            pin = await self._pin(prefix, time.monotonic() + seconds)
-            if pin is not None:
-                return self._warmed(prefix, cached, pin.id)
+            computed += await self._warm(prefix, keepable)
+            pin = None if seconds is None else await self._pin(prefix, keepable, time.monotonic() + seconds)
+            if seconds is None or pin is not None:
+                return executor_pb2.WarmPrefixResponse(
+                    cached_tokens=max(len(prefix.prompt) - computed, 0) if computed else keepable,
+                    computed_tokens=min(computed, len(prefix.prompt)),
+                    pin_id=pin.id if pin else "",
+                )
         raise resource_exhausted(
             "POOL_BUSY", "Running requests need the blocks of this prefix; try again later.", retry_after=1.0
         )
@@ -80,15 +89,15 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
         namespace, most = request.namespace or None, request.max_branches or _BRANCHES
 
         def look() -> executor_pb2.DescribeTreeResponse:
-            cache, scheduler, admissions = self._engine.cache, self._engine.scheduler, self._engine.jobs.admissions
+            cache, scheduler, jobs = self._engine.cache, self._engine.scheduler, self._engine.jobs
             stats = cache.stats
             return executor_pb2.DescribeTreeResponse(
                 nodes=stats.nodes,
                 tokens=stats.tokens,
                 bytes=stats.nodes * cache.block_size * self._bytes_per_token,
-                requests=admissions.requests,
-                prompt_tokens=admissions.prompt_tokens,
-                cached_tokens=admissions.cached_tokens,
+                requests=jobs.admissions.requests,
+                prompt_tokens=jobs.admissions.prompt_tokens,
+                cached_tokens=jobs.admissions.cached_tokens,
                 copied_tokens=stats.copied_tokens,
                 waited_requests=scheduler.waited_requests,
                 evicted_blocks=stats.evicted_blocks,
@@ -106,11 +115,10 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
         freed = await self._ask(lambda: self._engine.cache.flush(request.namespace or None))
         return executor_pb2.FlushTreeResponse(freed_blocks=freed)
 
-    async def _warm(self, prefix: Request) -> int:
-        """Sees to it that the tree has the prefix. Returns how much of it was there before."""
-        covered = await self._ask(lambda: self._engine.cache.covers(prefix.scope, prefix.prompt))
-        if covered == len(prefix.prompt):
-            return covered
+    async def _warm(self, prefix: Request, keepable: int) -> int:
+        """Sees to it that the tree has all that it can keep of the prefix. Returns how many tokens that computed."""
+        if await self._ask(lambda: self._engine.cache.covers(prefix.scope, prefix.prompt)) >= keepable > 0:
+            return 0
         mailbox = Mailbox()
         job = self._engine.submit(prefix, lambda event: self._outbox.put(mailbox, event))
         cached = 0
@@ -123,16 +131,16 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
                         case Failed(error):
                             raise error
                         case Finished():
-                            return cached
+                            return len(prefix.prompt) - cached
         finally:
             self._engine.cancel(job)
 
-    async def _pin(self, prefix: Request, until: float) -> Pin | None:
+    async def _pin(self, prefix: Request, keepable: int, until: float) -> Pin | None:
         """Pins the prefix; None where the tree has lost a part of it meanwhile."""
 
         def pin() -> Pin | None:
             cache = self._engine.cache
-            if cache.covers(prefix.scope, prefix.prompt) < len(prefix.prompt):
+            if cache.covers(prefix.scope, prefix.prompt) < keepable:
                 return None
             return cache.pins.pin(prefix.scope, prefix.prompt, until)
 
@@ -140,10 +148,6 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
             return await self._ask(pin)
         except PinLimitError as error:
             raise _over_the_limit(error) from None
-
-    def _warmed(self, prefix: Request, cached: int, pin_id: str) -> executor_pb2.WarmPrefixResponse:
-        computed = len(prefix.prompt) - cached
-        return executor_pb2.WarmPrefixResponse(cached_tokens=cached, computed_tokens=computed, pin_id=pin_id)
 
     def _branch(self, branch: Branch) -> executor_pb2.Branch:
         return executor_pb2.Branch(

@@ -24,10 +24,11 @@ from executor.kv.cache import KVCache
 from executor.model import Model
 from executor.requests import Deliver, FinishReason, Job, Request, Sequence
 from executor.scheduler import Scheduler, SchedulerLimits
-from shared.errors import HermesError, internal, invalid_argument, unavailable
+from shared.errors import HermesError, internal, invalid_argument, resource_exhausted, unavailable
 from shared.metrics import ExecutorMetrics, Load
 
 _LONGEST_SLEEP_SECONDS: Final = 3600.0  # a pin may be for longer than a lock can wait
+_PIN_RETRY_SECONDS: Final = 60.0
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class Engine:
         self._flush()
         for sequence in self.scheduler.starved:
             self.jobs.conclude(sequence, FinishReason.LENGTH)
+        self.jobs.fail({sequence.job for sequence in self.scheduler.shut_out}, _pinned_full())
         if works:
             self._execute(works)
         self.jobs.drop_deserted()
@@ -244,6 +246,7 @@ class Engine:
             call = self._inbox.get(timeout=seconds)
         except queue.Empty:
             return
+        self._stepping_since = time.monotonic()
         call()
 
     def _stop(self) -> None:
@@ -251,6 +254,7 @@ class Engine:
 
     def _end(self, error: HermesError) -> None:
         """Fails all that is left, and closes the inbox."""
+        self._stepping_since = None
         with self._gate:
             self._ended = error
         while not self._inbox.empty():
@@ -267,3 +271,11 @@ def _step_failed() -> HermesError:
 
 def _no_number() -> HermesError:
     return internal("NOT_A_NUMBER", "The model computed no numbers for this request.")
+
+
+def _pinned_full() -> HermesError:
+    return resource_exhausted(
+        "POOL_PINNED",
+        "Pins hold the blocks that this prompt needs; unpin something, or try again when a pin has ended.",
+        retry_after=_PIN_RETRY_SECONDS,
+    )

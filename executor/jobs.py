@@ -127,7 +127,8 @@ class Jobs:
 
     def leave(self, job: Job) -> None:
         """Takes a request out whose caller went away. What it computed stays in the tree."""
-        if self._live.pop(job, self) is None:
+        if job in self._live:
+            del self._live[job]
             for sequence in job.samples:
                 self._release(sequence)
 

@@ -145,6 +145,7 @@ Deliver = Callable[[Event], None]
 """Takes a request's events, on the engine's thread and in order."""
 
 _arrivals: Final = itertools.count()
+_MOST_OWNERS: Final = 4
 _SEED_STEP: Final = 0xD1342543DE82EF95  # odd and without pattern, so that seeds of samples and of requests do not meet
 
 
@@ -164,8 +165,10 @@ class Job:
     """Samples that have not ended yet, those to come among them."""
     cached_tokens: int | None = None
     """Prompt tokens that came from the tree, counted once, at the first admission."""
-    waited: bool = False
-    """Whether it waited for a prefix that another request was computing."""
+    owner: Job | None = None
+    """Whose prefix it waited for last."""
+    owners: int = 0
+    """How many it has waited for."""
     arrival: int = field(default_factory=lambda: next(_arrivals))
     submitted: float = field(default_factory=time.monotonic)
 
@@ -183,6 +186,15 @@ class Job:
         """The counts so far."""
         generated = sum(sample.generated for sample in self.samples)
         return Usage(len(self.request.prompt), generated, self.cached_tokens or 0)
+
+    def waits_for(self, owner: Job) -> bool:
+        """Whether it waits for a prefix that another request is computing: not for ever new ones who then go away."""
+        if owner is not self.owner:
+            if self.owners == _MOST_OWNERS:
+                return False
+            self.owner = owner
+            self.owners += 1
+        return True
 
     def begin_others(self) -> list[Sequence]:
         """The samples besides the first, new."""

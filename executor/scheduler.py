@@ -22,6 +22,7 @@ from executor.kv.pool import OutOfBlocks
 from executor.requests import Sequence
 
 _LOOKAHEAD: Final = 64  # waiting sequences that a step looks at; each costs a match
+_WORTH_WAITING_TOKENS: Final = 16  # for less, a step's delay costs more than it saves
 MAX_OVERTAKEN: Final = 16
 """How many that arrived later may be admitted before a request, because the tree holds more of their prompts."""
 
@@ -61,6 +62,8 @@ class Scheduler:
         """Both in order of arrival: the last one that runs is the first to give way."""
         self.starved: list[Sequence] = []
         """Sequences of the last `schedule` that have all the pool to themselves and found no block: they end there."""
+        self.shut_out: list[Sequence] = []
+        """Sequences of the last `schedule` that cannot even begin, because pins hold the blocks that they need."""
         self.preemptions = 0
         self.waited_requests = 0
         """Requests that waited for a prefix which another was computing."""
@@ -99,7 +102,7 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """Plans a step: admits, gives blocks to all tokens that are to run, preempts where there are none."""
-        self.starved = []
+        self.starved, self.shut_out = [], []
         self._admit()
         plan: dict[int, Work] = {}
         budget = self._limits.max_batch_tokens
@@ -118,9 +121,9 @@ class Scheduler:
         for sequence, cached in self._candidates():
             if len(self.running) >= self._limits.max_running:
                 return
-            if self._comes_soon(sequence, cached):
-                self.waited_requests += not sequence.job.waited
-                sequence.job.waited = True
+            owner, new = self._owner_of_next(sequence, cached), not sequence.job.owners
+            if owner is not None and sequence.job.waits_for(owner.job):
+                self.waited_requests += new
                 continue
             request = sequence.request
             # A block for each running sequence to go on with besides, or they would take this one's at once.
@@ -128,7 +131,8 @@ class Scheduler:
             if not self._cache.can_admit(request.scope, sequence.tokens, length, read=request.read_cache):
                 if self.running:
                     return
-                self.starved.append(sequence)  # it ran before, and has grown past what the pool can ever hold
+                # One that ran before has grown past what is there; a new one fitted, but for what is pinned.
+                (self.starved if sequence.generated else self.shut_out).append(sequence)
                 self.waiting.remove(sequence)
                 continue
             # Judged by the prompt: one that was preempted has its answer behind it.
@@ -149,21 +153,20 @@ class Scheduler:
         ]
         return sorted(found, key=lambda candidate: candidate.turn)
 
-    def _comes_soon(self, sequence: Sequence, cached: int) -> bool:
-        """Whether a running prefill is about to publish the block at which the tree's part of this prompt ends."""
+    def _owner_of_next(self, sequence: Sequence, cached: int) -> Sequence | None:
+        """The running prefill that is about to publish the block at which the tree's part of this prompt ends."""
         if not sequence.request.read_cache:
-            return False
+            return None
         size, tokens = self._cache.block_size, sequence.tokens
         start = cached - cached % size
         wanted = tokens[start : min(start + size, len(tokens) - 1)]
         for owner in self.running:
             prefills = owner.remaining > 1 and owner.computed < start + size <= len(owner.tokens)
             if prefills and owner.held.findable and owner.request.scope == sequence.request.scope:
-                agreed = _agreed(owner.tokens[start : start + size], wanted)
-                better = agreed > cached - start and (agreed == size or agreed >= self._cache.min_copy_tokens)
-                if better and owner.tokens[:start] == tokens[:start]:
-                    return True
-        return False
+                gained = _agreed(owner.tokens[start : start + size], wanted) - (cached - start)
+                if gained >= min(size, _WORTH_WAITING_TOKENS) and owner.tokens[:start] == tokens[:start]:
+                    return owner
+        return None
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """How many tokens it runs now: all that remain, else as many as fit, up to a block boundary if one is there."""

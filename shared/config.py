@@ -155,7 +155,7 @@ class ExecutorSettings(ServerSettings):
     max_children: Positive = Field(default=256, description="Most branches under one node of the prefix tree.")
     max_roots: Positive = Field(default=1024, description="Most namespaces that the prefix tree keeps.")
     namespace_share: Share = Field(default=1.0, description="Share of the cache that one namespace may fill.")
-    max_pinned: Share = Field(default=0.5, description="Share of the blocks that pins may hold together.")
+    max_pinned: float = Field(default=0.5, ge=0, lt=1, description="Share of the blocks that pins may hold together.")
     min_cached_tokens: Positive = Field(default=1, description="Prompts shorter than this are not kept.")
     min_copy_tokens: Positive = Field(default=4, description="Tokens that a split block must share to be worth a copy.")
 

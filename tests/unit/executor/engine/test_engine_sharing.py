@@ -159,3 +159,46 @@ def test_a_pin_ends_by_time_also_while_the_engine_sleeps(bench, words):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     served.engine.stop()
+
+
+def test_a_new_prompt_that_pins_shut_out_is_told_and_not_answered_with_nothing(bench, words):
+    served, prefix = bench(tokens=160), words(80)
+    (answer,) = served.run(prefix, tokens=0)
+    pin = served.cache.pins.pin(answer.job.request.scope, prefix, time.monotonic() + 1000)
+    refused = served.submit(words(120, seed=1))
+    served.step()
+    assert refused.end.error.reason == "POOL_PINNED"
+    served.cache.pins.unpin(pin.id)
+    (taken,) = served.run(words(120, seed=1))
+    assert taken.ids
+
+
+def test_a_request_waits_for_few_owners_who_go_away_and_then_runs(bench, words):
+    served, head = bench(block_size=128, batch_tokens=32), words(100)
+
+    def ask(seed):
+        return served.submit(head + words(100, seed=seed), read=False)
+
+    owner = ask(1)
+    served.step()
+    patient = served.submit(head + words(100, seed=2))
+    for seed in range(3, 40):
+        follower = ask(seed)
+        served.step()
+        served.engine.cancel(owner.job)
+        owner = follower
+        if any(isinstance(event, Started) for event in patient.events):
+            break
+    else:
+        pytest.fail("it never started")
+    served.finish()
+
+
+def test_a_few_tokens_in_common_are_not_waited_for(bench, words):
+    served, head = bench(block_size=128, batch_tokens=2048), words(8)
+    answers = [served.submit(head + words(100, seed=seed)) for seed in range(8)]
+    served.step()
+    assert len(served.engine.scheduler.running) == 8
+    served.finish()
+    assert served.engine.scheduler.waited_requests == 0
+    assert all(answer.ids for answer in answers)
