@@ -325,8 +325,8 @@ def test_a_warmed_prefix_is_hit_by_the_first_request(stub, admin):
     for length in (1, 3, 97, 98, 99):  # the last tokens fill too little of a block to be worth keeping
         request = pb.WarmPrefixRequest(token_ids=words(length, seed=30), namespace="odd")
         assert admin.WarmPrefix(request).computed_tokens >= (1 if length < 4 else 0)
-    request.pin.FromSeconds(5)
-    assert admin.WarmPrefix(request).pin_id
+    request.pin.FromSeconds(60)
+    admin.UnpinPrefix(pb.UnpinPrefixRequest(pin_id=admin.WarmPrefix(request).pin_id))
     longer = [*prefix, *words(5, seed=21)]
     assert stub.MatchPrefix(pb.MatchPrefixRequest(token_ids=longer, namespace=namespace)).cached_tokens == 100
     assert stub.MatchPrefix(pb.MatchPrefixRequest(token_ids=longer, namespace="other")).cached_tokens == 0
