@@ -9,7 +9,8 @@ from typing import Final
 import grpc
 
 from assembler import pipeline
-from assembler.pipeline import Assembler
+from assembler.order import OrderPolicy
+from assembler.pipeline import Assembler, Policies
 from assembler.service import AssemblerAdminService, AssemblerService
 from assembler.upstream import Upstream
 from hermes.v1 import assembler_pb2_grpc
@@ -38,16 +39,16 @@ class AssemblerApplication:
     async def start(self, server: grpc.aio.Server, health: server.Health) -> None:
         """Loads the model's tokenizer and template, and begins to look for the executor."""
         directory = await asyncio.to_thread(models.resolve, self._settings.model)
-        files = await asyncio.to_thread(pipeline.load, directory.path)
+        files = await asyncio.to_thread(pipeline.load, directory.path, self._settings.template)
         fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
         name = self._settings.model_name or directory.name
         _log.info(
             "serving prompts for %s: %s encodes, %s",
             name,
             files.tokenizer.library,
-            "text prompts only, the model has no chat template" if files.template is None else "the model's template",
+            "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
         )
-        self._assembler = Assembler(files, self._settings.unknown_role)
+        self._assembler = await asyncio.to_thread(Assembler, files, _policies(self._settings))
         await health.set(SERVICE, True)
         await health.set(GENERATE, False)
 
@@ -65,6 +66,9 @@ class AssemblerApplication:
         assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(), server)
         self._upstream.start()
 
+    def _template_name(self) -> str:
+        return "the model's template" if self._settings.template is None else f"template {self._settings.template}"
+
     async def drain(self) -> None:
         """The server waits for the calls that run; nothing else is left to do."""
 
@@ -74,6 +78,19 @@ class AssemblerApplication:
             await self._upstream.close()
         if self._assembler is not None:
             self._assembler.close()
+
+
+def _policies(settings: AssemblerSettings) -> Policies:
+    return Policies(
+        unknown_role=settings.unknown_role,
+        order=OrderPolicy(
+            merge_system=settings.merge_system,
+            merge_same_role=settings.merge_same_role,
+            strict=settings.strict,
+        ),
+        control_text=settings.control_text,
+        log_head_tail=settings.log_prompts == "head_tail",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

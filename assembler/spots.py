@@ -1,0 +1,183 @@
+"""Where in a caller's text a control token could begin."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from assembler.messages import Role
+from assembler.words import Words
+
+# Texts are searched in stretches, because one long search would keep every other thread from running.
+_STRETCH: Final = 65_536
+# Tokens are told apart by so many characters; a text that agrees with one for so long is taken for it.
+_TOLD_APART: Final = 100
+# Where `'<%s>' % name` and `'<{}>'.format(name)` put other text in.
+_PLACEHOLDER: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|\{[^{}]*\}")
+# These have a meaning in JSON, so that another character in their place would change what stands around them.
+_QUOTES: Final = '"\\'
+
+
+class Spots:
+    """Finds the places.
+
+    A token can begin where a whole one stands, or a beginning of one at the text's end or where the template cuts,
+    because templates can put halves together. Where a template's own text ends inside a token, the caller's
+    continuation of it counts as a beginning.
+    """
+
+    def __init__(self, control: frozenset[str], words: Words) -> None:
+        self._firsts = "".join(sorted({token[0] for token in control}))
+        self._first = re.compile(f"[{re.escape(self._firsts)}]") if self._firsts else None
+        cut = "|".join((r"\Z", *map(re.escape, words.cut_at)))
+        self._beginning = re.compile(_any_of(control, cut))
+        self._suspects = self._suspected() if words.cuts_anywhere else frozenset()
+        self._continuation = _continuation_pattern(_continuations(control, words.literals), words.cut_at, cut)
+        kept = [_Kept(text, tuple(_untouched(text, control, words.cut_at))) for text in words.searched]
+        self._kept_in_answers = tuple(each for each in kept if each.places)
+        self._kept = tuple(each for each in self._kept_in_answers if not any(token in each.text for token in control))
+
+    def _suspected(self) -> frozenset[str]:
+        """Beginnings that are marked wherever they stand, for templates that cut where nobody knows.
+
+        Letters are not among them: templates read names and types of parameters by their letters.
+        """
+        return frozenset(
+            each for each in self._firsts if not each.isalnum() and not each.isspace() and each not in _QUOTES
+        )
+
+    def find(self, text: str, *, in_answer: bool) -> list[int]:
+        """The places, in order.
+
+        Texts that the template searches for are left alone; in an answer also where they are control tokens, such as
+        </think>.
+        """
+        if self._first is None:
+            return []
+        found = {
+            place
+            for place in places(self._first, self._firsts, text)
+            if text[place] in self._suspects or self._beginning.match(text, place)
+        }
+        if self._continuation is not None:
+            found.update(match.start("first") for match in self._continuation.finditer(text))
+        if found:
+            found.difference_update(_kept_places(text, self._kept_in_answers if in_answer else self._kept))
+        return sorted(found)
+
+
+class _Kept(NamedTuple):
+    """A text that stays as it is, so that the template finds it; places: of beginnings in it."""
+
+    text: str
+    places: tuple[int, ...]
+
+
+def places(first: re.Pattern[str], letters: str, text: str) -> Iterator[int]:
+    """Where one of the letters stands; `first` matches one of them."""
+    if not any(letter in text for letter in letters):
+        return
+    for start in range(0, len(text), _STRETCH):
+        for match in first.finditer(text, start, start + _STRETCH):
+            yield match.start()
+
+
+def _kept_places(text: str, kept: Iterable[_Kept]) -> Iterator[int]:
+    for each in kept:
+        at = text.find(each.text)
+        while at >= 0:
+            yield from (at + place for place in each.places)
+            at = text.find(each.text, at + 1)
+
+
+def _untouched(text: str, control: frozenset[str], cut_at: Iterable[str]) -> Iterator[int]:
+    """Places in a searched text where a beginning needs no mark: no token goes on past the text's end, and the template
+    cuts no token in it."""
+    firsts = {token[0] for token in control}
+    for place, letter in enumerate(text):
+        if letter not in firsts:
+            continue
+        rest = text[place:]
+        if any(token.startswith(rest) and len(token) > len(rest) for token in control):
+            continue
+        length = max((len(token) for token in control if rest.startswith(token)), default=len(rest))
+        if not any(place < at < place + length for cut in cut_at for at in _occurrences(text, cut)):
+            yield place
+
+
+def _occurrences(text: str, part: str) -> Iterator[int]:
+    return (place for place in range(len(text)) if text.startswith(part, place))
+
+
+def _any_of(texts: Iterable[str], cut: str) -> str:
+    """A pattern for each of the texts, and for each beginning of one that white space and `cut` come after."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text[:_TOLD_APART]:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    if not tree:
+        return "(?!)"
+    return "(?:" + "|".join(re.escape(letter) + _pattern(child, cut) for letter, child in tree.items()) + ")"
+
+
+def _pattern(node: dict[str, Any], cut: str) -> str:
+    if "" in node:  # a whole one; whether a longer one stands here makes no difference
+        return ""
+    longer = (re.escape(letter) + _pattern(child, cut) for letter, child in node.items())
+    return rf"(?:{'|'.join(longer)}|\s*(?:{cut}))"
+
+
+def longest_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that matches the longest of the texts that stands at a place."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return re.compile(_longest(tree) if tree else "(?!)")
+
+
+def _longest(node: dict[str, Any]) -> str:
+    branches = []
+    for first, child in node.items():
+        if not first:
+            continue
+        run = first
+        while len(child) == 1 and "" not in child:
+            ((letter, child),) = child.items()  # noqa: PLW2901 - down to where texts part
+            run += letter
+        branches.append(re.escape(run) + _longest(child))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
+
+
+def _continuations(control: frozenset[str], literals: Iterable[str]) -> set[str]:
+    """What is left of a token where a text of the template's own ends inside it."""
+    pieces = {piece for literal in literals for piece in _PLACEHOLDER.split(literal) if piece}
+    rests: dict[str, list[str]] = {}
+    for token in control:
+        for place in range(1, len(token)):
+            rests.setdefault(token[:place], []).append(token[place:])
+    longest = max(map(len, control), default=0)
+    found: set[str] = set()
+    new = {
+        rest
+        for piece in pieces
+        for length in range(1, min(len(piece), longest) + 1)
+        for rest in rests.get(piece[-length:], ())
+    }
+    own = [piece for piece in {*pieces, *Role} if len(piece) < longest]
+    while new:  # the template's next texts may go on with the token, and end inside it again
+        found |= new
+        new = {rest[len(piece) :] for rest in new for piece in own if rest.startswith(piece)} - found - {""}
+    return {rest for rest in found if not rest[0].isspace()}
+
+
+def _continuation_pattern(continuations: set[str], cut_at: Iterable[str], cut: str) -> re.Pattern[str] | None:
+    if not continuations:
+        return None
+    begin = "|".join((r"\A", *map(re.escape, cut_at)))
+    return re.compile(rf"(?:{begin})\s*(?={_any_of(continuations, cut)})(?P<first>\S)")
