@@ -275,7 +275,7 @@ class _TemplateNamespace(jinja2.utils.Namespace):
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _TemplateNamespace._check(name)  # the instance gives out what the template has stored, nothing else
         super().__setitem__(name, value)
 
     @staticmethod
