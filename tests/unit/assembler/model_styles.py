@@ -62,7 +62,15 @@ class Style:
 
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-QWEN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|fim_hole|>")
+QWEN_MARKS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<|fim_hole|>",
+)
 LLAMA3_TOKENS = (
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
     "<|python_tag|>", *(f"<|reserved_special_token_{place}|>" for place in range(100)),
