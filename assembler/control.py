@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from assembler.messages import Conversation, Message, Role
 from assembler.spots import Spots, longest_of, places
@@ -78,13 +78,13 @@ class ControlText:
 
         Raises HermesError CONTROL_TEXT where the caller's texts leave no symbol to stand in.
         """
-        texts = tuple(text for _, text in _texts(conversation, options.kwargs))
-        if not any(self._spots.find(text, in_answer=False) for text in texts):
+        texts = tuple(_texts(conversation, options.kwargs))
+        if not any(self._spots.find(text, in_data=index is None) for index, text in texts):
             return None
-        stand_ins = _StandIns((*texts, *self._template_texts))
+        stand_ins = _StandIns((*(text for _, text in texts), *self._template_texts))
 
-        def put(text: str, in_answer: bool) -> str:
-            spots = self._spots.find(text, in_answer=in_answer)
+        def put(text: str, *, in_answer: bool = False, in_data: bool = False) -> str:
+            spots = self._spots.find(text, in_answer=in_answer, in_data=in_data)
             if not spots:
                 return text
             pieces: list[str] = []
@@ -95,7 +95,7 @@ class ControlText:
             return "".join((*pieces, text[end:]))
 
         def elsewhere(text: str) -> str:
-            return put(text, False)
+            return put(text, in_data=True)
 
         return Marked(
             replace(
@@ -190,23 +190,28 @@ def _is_answer(message: Message, text: str) -> bool:
     return message.role is Role.ASSISTANT and (text is message.content or text is message.reasoning)
 
 
-def _message(message: Message, put: Callable[[str, bool], str]) -> Message:
+class _Put(Protocol):
+    def __call__(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> str: ...
+
+
+def _message(message: Message, put: _Put) -> Message:
     in_answer = message.role is Role.ASSISTANT
     return Message(
         role=message.role,
-        content=put(message.content, in_answer),
-        name=None if message.name is None else put(message.name, False),
-        tool_call_id=None if message.tool_call_id is None else put(message.tool_call_id, False),
-        reasoning=None if message.reasoning is None else put(message.reasoning, in_answer),
-        tool_calls=tuple(_call(call, lambda text: put(text, False)) for call in message.tool_calls),
+        content=put(message.content, in_answer=in_answer),
+        name=None if message.name is None else put(message.name),
+        tool_call_id=None if message.tool_call_id is None else put(message.tool_call_id),
+        reasoning=None if message.reasoning is None else put(message.reasoning, in_answer=in_answer),
+        tool_calls=tuple(_call(call, put) for call in message.tool_calls),
     )
 
 
-def _call(call: ToolCall, put: Callable[[str], str]) -> ToolCall:
+def _call(call: ToolCall, put: _Put) -> ToolCall:
+    arguments = call.arguments
     return ToolCall(
-        name=put(call.name),
+        name=put(call.name, in_data=True),
         text=put(call.text),
-        arguments=None if call.arguments is None else _changed(call.arguments, put),
+        arguments=None if arguments is None else _changed(arguments, lambda text: put(text, in_data=True)),
         id=None if call.id is None else put(call.id),
     )
 

@@ -1,7 +1,8 @@
 """A model's own Jinja template, rendered as transformers renders it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final
@@ -84,6 +85,7 @@ class JinjaTemplate:
         self._taken = _OWN_VARIABLES | environment.globals.keys()
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
+        self.words = replace(self.words, samples=tuple(self._samples()))
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -162,6 +164,13 @@ class JinjaTemplate:
                 return form
         return None
 
+    def _samples(self) -> Iterator[str]:
+        for conversation in _SAMPLES:
+            try:
+                yield self.render(conversation, RenderOptions())
+            except HermesError:  # it takes no such conversation
+                continue
+
     def _shows_call(self, form: CallForm, conversation: Conversation) -> bool:
         messages = [_as_template_data(message, form) for message in conversation.messages]
         try:
@@ -214,6 +223,14 @@ _PROBES: Final = (
     Conversation(_PROBE_TURNS[:2], (_PROBE_TOOL,)),
     Conversation(_PROBE_TURNS),
     Conversation(_PROBE_TURNS[:2]),
+)
+
+
+_SAMPLES: Final = (
+    *_PROBES,
+    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="r"))),
+    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q")), (_PROBE_TOOL,)),
+    Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"), Message(Role.USER, "r"))),
 )
 
 

@@ -58,7 +58,7 @@ def load(directory: Path, template: str | None = None) -> ModelFiles:
     """
     declared = tokenizer_config.load(directory)
     chosen = template_files.choose(template, declared)
-    texts = [text for each in chosen if each is not None for text in each.words.literals]
+    texts = [text for each in chosen if each is not None for text in (*each.words.literals, *each.words.samples)]
     loaded = tokenizer.load(directory, declared.added, texts)
     config = tokenizer_config.read_json(directory / "config.json")
     return ModelFiles(

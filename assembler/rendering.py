@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from assembler import order
-from assembler.control import ControlText, Reading
+from assembler.control import ControlText, Live, Reading
 from assembler.findings import CONTROL_TEXT, ROLE_ORDER, Finding
 from assembler.messages import Conversation, Message, Role
 from assembler.order import OrderPolicy
@@ -80,8 +80,20 @@ class Renderer:
         if self._refuses_early and self._control.literal(conversation, options) is not None:
             raise self._refusal(conversation, options)
         reading = self._control.read(self.template.render(marked.conversation, marked.options), marked.letters)
-        if self._refuses and reading.live is not None:
+        if reading.live is None:
+            return self._plain(conversation, options, reading)
+        if self._refuses:
             raise self._refusal(conversation, options)
+        return reading
+
+    def _plain(self, conversation: Conversation, options: RenderOptions, reading: Reading) -> Reading:
+        """The prompt without stand-ins, where none of its control tokens came from the caller.
+
+        A template may write another text for those: for the caller's own it is the one that the model's makers meant.
+        """
+        text = self.template.render(conversation, options)
+        if text == reading.text or _tokens(self._control.live(text)) == _tokens(self._control.live(reading.text)):
+            return Reading(text)
         return reading
 
     def _mended(self, refusal: _Refusal, options: RenderOptions) -> Reading:
@@ -108,6 +120,10 @@ class Renderer:
         )
 
 
+def _tokens(live: tuple[Live, ...]) -> list[str]:
+    return [each.token for each in live]
+
+
 def _problem(control: ControlText, template: ChatTemplate, tokenizer: Tokenizer) -> str | None:
     """Why this tokenizer or this template cannot keep a control token in a caller's text as text, if it cannot."""
     tokens = sorted(tokenizer.added.control)[:_TRIED_TOKENS]
@@ -132,6 +148,6 @@ def _problem(control: ControlText, template: ChatTemplate, tokenizer: Tokenizer)
         except HermesError:  # it refuses even the plainest conversation, and will say so when one comes
             return None
         live = reading.live if reading.live is not None else control.live(reading.text)
-        if [each.token for each in live] != [each.token for each in expected]:
+        if _tokens(live) != _tokens(expected):
             return f"the template changes texts that have {token!r} in them"
     return None

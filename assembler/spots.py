@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from assembler.messages import Role
+from assembler.tools import is_name
 from assembler.words import Words
 
 # Texts are searched in stretches, because one long search would keep every other thread from running.
@@ -13,6 +14,8 @@ _STRETCH: Final = 65_536
 _TOLD_APART: Final = 100
 # Where `'<%s>' % name` and `'<{}>'.format(name)` put other text in.
 _PLACEHOLDER: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|\{[^{}]*\}")
+# Kelvin sign, long s and dotless i, whose other case is an ASCII letter.
+_ODD_CASES: Final = "\u212a\u017f\u0131"
 # These have a meaning in JSON, so that another character in their place would change what stands around them.
 _QUOTES: Final = '"\\'
 
@@ -30,39 +33,39 @@ class Spots:
         self._first = re.compile(f"[{re.escape(self._firsts)}]") if self._firsts else None
         cut = "|".join((r"\Z", *map(re.escape, words.cut_at)))
         self._beginning = re.compile(_any_of(control, cut))
-        self._suspects = self._suspected() if words.cuts_anywhere else frozenset()
-        self._continuation = _continuation_pattern(_continuations(control, words.literals), words.cut_at, cut)
+        continuations = _continuations(control, words.literals)
+        self._continuation = _continuation_pattern(continuations, words.cut_at, cut)
+        # Where the template cuts in unknown places, these letters can have a part in a token wherever they stand.
+        self._suspects = _suspects({*self._firsts, *"".join(continuations)}) if words.cuts_anywhere else ""
+        self._suspect = re.compile(f"[{re.escape(self._suspects)}]" if self._suspects else "(?!)")
         kept = [_Kept(text, tuple(_untouched(text, control, words.cut_at))) for text in words.searched]
         self._kept_in_answers = tuple(each for each in kept if each.places)
         self._kept = tuple(each for each in self._kept_in_answers if not any(token in each.text for token in control))
 
-    def _suspected(self) -> frozenset[str]:
-        """Beginnings that are marked wherever they stand, for templates that cut where nobody knows.
-
-        Letters are not among them: templates read names and types of parameters by their letters.
-        """
-        return frozenset(
-            each for each in self._firsts if not each.isalnum() and not each.isspace() and each not in _QUOTES
-        )
-
-    def find(self, text: str, *, in_answer: bool) -> list[int]:
+    def find(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> list[int]:
         """The places, in order.
 
         Texts that the template searches for are left alone; in an answer also where they are control tokens, such as
-        </think>.
+        </think>. in_data: of tools and variables, whose names and types templates know by their letters.
         """
         if self._first is None:
             return []
-        found = {
-            place
-            for place in places(self._first, self._firsts, text)
-            if text[place] in self._suspects or self._beginning.match(text, place)
-        }
+        found = {place for place in places(self._first, self._firsts, text) if self._beginning.match(text, place)}
+        if self._suspects and not (in_data and is_name(text)):
+            found.update(places(self._suspect, self._suspects, text))
         if self._continuation is not None:
             found.update(match.start("first") for match in self._continuation.finditer(text))
         if found:
             found.difference_update(_kept_places(text, self._kept_in_answers if in_answer else self._kept))
         return sorted(found)
+
+
+def _suspects(letters: set[str]) -> str:
+    """The letters and what is made one of them where a template changes their case."""
+    variants = letters.union(*((each.lower(), each.upper()) for each in letters))
+    if any(each.isalpha() for each in letters):
+        variants |= set(_ODD_CASES)
+    return "".join(sorted(each for each in variants if len(each) == 1 and not each.isspace() and each not in _QUOTES))
 
 
 class _Kept(NamedTuple):
@@ -96,7 +99,7 @@ def _untouched(text: str, control: frozenset[str], cut_at: Iterable[str]) -> Ite
     for place, letter in enumerate(text):
         if letter not in firsts:
             continue
-        rest = text[place:]
+        rest = text[place:].rstrip()  # white space may be trimmed
         if any(token.startswith(rest) and len(token) > len(rest) for token in control):
             continue
         length = max((len(token) for token in control if rest.startswith(token)), default=len(rest))

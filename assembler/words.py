@@ -1,5 +1,6 @@
 """What a Jinja template writes itself and what it looks for in a caller's text, read off its syntax tree."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -13,32 +14,23 @@ _SEARCHING: Final = frozenset(("count", "endswith", "find", "index", "rfind", "r
 # Methods that take characters off the ends of a text.
 _STRIPPING: Final = frozenset(("strip", "lstrip", "rstrip"))
 # Methods that leave every text as it is, or put whole texts together.
-_HARMLESS_METHODS: Final = frozenset(
-    (
-        "append",
-        "extend",
-        "format",
-        "fromkeys",
-        "get",
-        "isalnum",
-        "isalpha",
-        "isdigit",
-        "items",
-        "join",
-        "keys",
-        "pop",
-        "splitlines",
-        "values",
-    )
-)
+_HARMLESS_METHODS: Final = frozenset((
+    "append", "extend", "format", "fromkeys", "get", "isalnum", "isalpha", "isdigit", "items", "join", "keys", "pop",
+    "update", "values",
+))  # fmt: skip
 # Filters that do likewise. "trim" takes off the white space that every end is read without.
-# fmt: off
 _HARMLESS_FILTERS: Final = frozenset((
-    "abs", "attr", "count", "d", "default", "dictsort", "float", "format", "int", "items", "join", "length", "list",
-    "map", "max", "min", "pprint", "reject", "rejectattr", "round", "safe", "select", "selectattr", "string", "sum",
-    "tojson", "trim",
-))
-# fmt: on
+    "abs", "count", "d", "default", "dictsort", "float", "int", "items", "length", "pprint", "round", "safe",
+    "string", "tojson", "trim",
+))  # fmt: skip
+# Filters that go through a value one by one: harmless for a list, but of a text they make letters.
+_LIST_FILTERS: Final = frozenset((
+    "first", "join", "last", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
+    "sort", "sum", "unique",
+))  # fmt: skip
+# `'%.3s' % text` and `'{:.3}'.format(text)` take only so much of the text.
+_PRECISION: Final = re.compile(r"%[^%a-zA-Z]*\.|\{[^{}]*:")
+_TEXT_METHODS: Final = frozenset(name for name in dir(str) if not name.startswith("_"))
 # Tests and functions never cut; a value of these names is a list or a mapping, never a caller's text.
 _LISTS: Final = ("messages", "tool_calls", "tools", "properties", "documents", "required", "enum", "parts")
 
@@ -49,12 +41,14 @@ class Words:
     searched: texts that it looks for in the caller's.
     cut_at: those among them where it may cut.
     cuts_anywhere: it takes texts apart, or changes letters, in ways that its source does not tell the place of.
+    samples: what it writes for simple conversations; it may build marks that stand nowhere in its source as a whole.
     """
 
     literals: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
     cut_at: tuple[str, ...] = ()
     cuts_anywhere: bool = False
+    samples: tuple[str, ...] = ()
 
 
 def read(template: nodes.Template) -> Words:
@@ -118,7 +112,7 @@ def _cuts(template: nodes.Template, constants: dict[str, list[str]]) -> Iterator
     """The texts of each cut; None for one whose place is not known."""
     for method, arguments in _methods(template):
         if method in _CUTTING:
-            yield _texts(arguments[:1], constants)
+            yield _texts(arguments[:1], constants) if arguments else None  # without one, at white space
         elif method in _STRIPPING:
             stripped = _texts(arguments[:1], constants)
             yield [] if stripped is not None and all(text.isspace() for text in stripped) else None
@@ -142,17 +136,46 @@ def _searches(template: nodes.Template, constants: dict[str, list[str]]) -> Iter
 
 
 def _takes_apart(template: nodes.Template) -> bool:
-    for filter_ in template.find_all(nodes.Filter):
-        if filter_.name in ("first", "last", "reverse", "unique", "sort", "batch", "slice", "groupby", "random"):
-            if not _is_list(filter_.node):
-                return True
-        elif filter_.name not in _HARMLESS_FILTERS and filter_.name != "replace":
-            return True
-    for item in template.find_all(nodes.Getitem):
-        is_place = isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int)
-        if (is_place or isinstance(item.arg, nodes.Slice)) and not _is_list(item.node):
-            return True
-    return any(not _is_list(loop.iter) for loop in template.find_all(nodes.For))
+    return (
+        any(not _is_harmless(filter_) for filter_ in template.find_all(nodes.Filter))
+        or any(not _is_whole(item) for item in template.find_all(nodes.Getitem))
+        or any(not _is_list(loop.iter) for loop in template.find_all(nodes.For))
+        or any(not isinstance(call.node, nodes.Name | nodes.Getattr) for call in template.find_all(nodes.Call))
+        or _holds_methods(template)
+        or _formats_parts(template)
+    )
+
+
+def _is_harmless(filter_: nodes.Filter) -> bool:
+    if filter_.name in _LIST_FILTERS:
+        return _is_list(filter_.node)
+    return filter_.name in _HARMLESS_FILTERS or filter_.name == "replace"
+
+
+def _is_whole(item: nodes.Getitem) -> bool:
+    """Whether `value[…]` gives all of a text, and not a part of one."""
+    is_key = isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str)
+    return (is_key and item.arg.value not in _TEXT_METHODS) or _is_list(item.node)  # type: ignore[attr-defined]
+
+
+def _holds_methods(template: nodes.Template) -> bool:
+    """Whether a text's method is taken without being called at once, as in `{% set cut = text.split %}`."""
+    called = {id(call.node) for call in template.find_all(nodes.Call)}
+    return any(
+        found.attr in _TEXT_METHODS and id(found) not in called and not _is_loop(found.node)
+        for found in template.find_all(nodes.Getattr)
+    )
+
+
+def _is_loop(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == "loop"
+
+
+def _formats_parts(template: nodes.Template) -> bool:
+    formats = template.find(nodes.Mod) is not None or any(
+        method in ("format", "format_map") for method, _ in _methods(template)
+    )
+    return formats and any(_PRECISION.search(text) for text in _literals(template))
 
 
 def _is_list(node: nodes.Node | None) -> bool:

@@ -238,9 +238,21 @@ MEAN_TEMPLATES = {
     "partitions": "{% for m in messages %}{% set a, b, c = m.content.partition('REMOVED') %}{{ a ~ c }}{% endfor %}",
     "repr": "{{ messages }}{{ messages[0] | string }}",
     "macro": "{% macro show(x) %}{{ x | trim }}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{{ show(m.name) }}{% endfor %}",
+    "white space": "{% for m in messages %}{{ m.content.split() | join }}{{ m.name.split() | join }}{% endfor %}",
+    "lines": "{% for m in messages %}{{ m.content.splitlines() | join }}{{ m.name }}{% endfor %}",
+    "selects letters": "{% for m in messages %}{{ m.content | list | reject('equalto', 'R') | join }}{% endfor %}",
+    "gets a method": "{% for m in messages %}{{ m.content['replace']('REMOVED', '') }}{{ (m.name | attr('replace'))('R', '') }}{% endfor %}",
+    "holds a method": "{% for m in messages %}{% set cut = m.content.replace %}{{ cut('REMOVED', '') }}{% endfor %}",
+    "by number": "{% set n = 9 %}{% for m in messages %}{% for i in range(m.content | length) %}{% if i != n %}{{ m.content[i] }}{% endif %}{% endfor %}{% endfor %}",
+    "shortens": "{% for m in messages %}{{ '%.9s' % m.content }}{{ m.name }}{{ '{:.3}'.format(m.content) }}{{ m.name }}{% endfor %}",
+    "begins tokens and slices": "{% for m in messages %}{{ '<|im_' ~ m.content[1:] ~ '|>' }}<{{ m.name[1:] }}>{% endfor %}",
+    "replaces by a half": "{% for m in messages %}{{ m.content.replace('REMOVED', '<') }}{{ m.name | replace('R', '<|im_') }}{% endfor %}",
+    "filter block": "{% for m in messages %}{% filter replace('REMOVED', '') %}{{ m.content }}{{ m.name }}{% endfilter %}{% endfor %}",
     "captures": "{% set all %}{% for m in messages %}{{ m.content }}{{ m.name }}{% endfor %}{% endset %}{{ all.split('REMOVED') | join }}",
 }
-MEAN_STYLE = Style("mean", ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|user|>", "[INST]"), bos="<s>", eos="</s>")
+MEAN_STYLE = Style(
+    "mean", ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|user|>", "[INST]", "sop", "kis"), bos="<s>", eos="</s>"
+)
 
 
 class MeanStyle(Style):
@@ -262,7 +274,7 @@ def halves(draw: st.DrawFn) -> list[str]:
     first, second = sorted((draw(st.integers(0, len(token))), draw(st.integers(0, len(token)))))
     filler = draw(st.sampled_from(["", "REMOVED", "R", " ", "\n", "REREMOVEDMOVED"]))
     parts = [token[:first], token[first:second], token[second:]]
-    shape = draw(st.integers(0, 6))
+    shape = draw(st.integers(0, 8))
     if shape == 0:
         return [filler.join(parts), ""]
     if shape == 1:
@@ -270,9 +282,13 @@ def halves(draw: st.DrawFn) -> list[str]:
     if shape == 2:
         return [parts[0] + parts[1], filler + parts[2]]
     if shape == 3:
-        return [token[::-1], token.upper()]
+        return [token[::-1], token.upper().replace("K", "\u212a")]
     if shape == 4:
         return [parts[1] + filler, parts[2]]
+    if shape == 6:
+        return ["x" + token[first:].removesuffix("|>"), "x" + token[first:].removesuffix(">")]
+    if shape == 7:
+        return [filler + parts[1] + parts[2], filler + parts[2]]
     if shape == 5:
         return ["a" * (9 - min(first, 9)) + parts[0] + "b" + token[first:], "c" + token]
     return [parts[2], parts[0] + parts[1]]
