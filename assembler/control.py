@@ -7,14 +7,14 @@ characters came from the caller; a token that has one is text. Then the letters 
 """
 
 import json
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol
 
 from assembler.messages import Conversation, Message, Role
-from assembler.spots import Spots, longest_of, places
+from assembler.spots import Spots, longest_of, stretches
 from assembler.templates import RenderOptions
 from assembler.tools import Tool, ToolCall
 from assembler.words import Words
@@ -69,8 +69,7 @@ class ControlText:
         # Other added tokens matter where they lie over a control token and so keep it from being found.
         tokens = self._control.union(token for token in added if firsts.intersection(token))
         self._token = longest_of(tokens)
-        self._letters = "".join(sorted({token[0] for token in tokens}))
-        self._first = re.compile(f"[{re.escape(self._letters)}]" if tokens else "(?!)")
+        self._reach = max(map(len, tokens), default=0)
         self._template_texts = words.literals
 
     def mark(self, conversation: Conversation, options: RenderOptions) -> Marked | None:
@@ -79,12 +78,12 @@ class ControlText:
         Raises HermesError CONTROL_TEXT where the caller's texts leave no symbol to stand in.
         """
         texts = tuple(_texts(conversation, options.kwargs))
-        if not any(self._spots.find(text, in_data=index is None) for index, text in texts):
+        if all(next(self._spots.find(text, in_data=index is None), None) is None for index, text in texts):
             return None
         stand_ins = _StandIns((*(text for _, text in texts), *self._template_texts))
 
         def put(text: str, *, in_answer: bool = False, in_data: bool = False) -> str:
-            spots = self._spots.find(text, in_answer=in_answer, in_data=in_data)
+            spots = sorted(set(self._spots.find(text, in_answer=in_answer, in_data=in_data)))
             if not spots:
                 return text
             pieces: list[str] = []
@@ -112,36 +111,34 @@ class ControlText:
         text = marked = _unescaped(rendered, letters)
         for symbol, letter in letters.items():
             text = text.replace(symbol, letter)
-        live = self._found(marked)
-        if text == marked or live == self._found(text):
+        if text == marked:
             return Reading(text)
-        return Reading(text, live)
+        live = tuple(self._found(marked))
+        are_all = all(one == other for one, other in zip_longest(live, self._found(text)))
+        return Reading(text, None if are_all else live)
 
     def literal(self, conversation: Conversation, options: RenderOptions) -> Literal | None:
         """The first control token in the caller's texts that would be text in the prompt, if there is one."""
         for index, text in _texts(conversation, options.kwargs):
             message = None if index is None else conversation.messages[index]
             in_answer = message is not None and _is_answer(message, text)
+            if next(iter(self._found(text)), None) is None:
+                continue
             spots = frozenset(self._spots.find(text, in_answer=in_answer))
-            for found in self._found(text) if spots else ():
+            for found in self._found(text):
                 if found.start in spots:
                     return Literal(found.token, index)
         return None
 
     def live(self, text: str) -> tuple[Live, ...]:
         """All control tokens of a text that the template wrote alone."""
-        return self._found(text)
+        return tuple(self._found(text))
 
-    def _found(self, text: str) -> tuple[Live, ...]:
+    def _found(self, text: str) -> Iterator[Live]:
         """Control tokens as the tokenizer finds them: the leftmost, of those the longest, none inside another."""
-        found, end = [], 0
-        for place in places(self._first, self._letters, text):
-            match = self._token.match(text, place) if place >= end else None
-            if match is not None:
-                end = match.end()
-                if match[0] in self._control:
-                    found.append(Live(place, end, match[0]))
-        return tuple(found)
+        for match in stretches(self._token, text, self._reach):
+            if match[0] in self._control:
+                yield Live(match.start(), match.end(), match[0])
 
 
 class _StandIns:

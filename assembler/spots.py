@@ -8,7 +8,7 @@ from assembler.messages import Role
 from assembler.tools import is_name
 from assembler.words import Words
 
-# Texts are searched in stretches, because one long search would keep every other thread from running.
+# About half a millisecond of searching.
 _STRETCH: Final = 65_536
 # Tokens are told apart by so many characters; a text that agrees with one for so long is taken for it.
 _TOLD_APART: Final = 100
@@ -29,35 +29,57 @@ class Spots:
     """
 
     def __init__(self, control: frozenset[str], words: Words) -> None:
-        self._firsts = "".join(sorted({token[0] for token in control}))
-        self._first = re.compile(f"[{re.escape(self._firsts)}]") if self._firsts else None
+        firsts = "".join(sorted({token[0] for token in control}))
         cut = "|".join((r"\Z", *map(re.escape, words.cut_at)))
+        self._firsts = firsts
         self._beginning = re.compile(_any_of(control, cut))
+        self._reach = max(map(len, control), default=0) + max(map(len, words.cut_at), default=0)
         continuations = _continuations(control, words.literals)
         self._continuation = _continuation_pattern(continuations, words.cut_at, cut)
         # Where the template cuts in unknown places, these letters can have a part in a token wherever they stand.
-        self._suspects = _suspects({*self._firsts, *"".join(continuations)}) if words.cuts_anywhere else ""
+        self._suspects = _suspects({*firsts, *"".join(continuations)}) if words.cuts_anywhere else ""
         self._suspect = re.compile(f"[{re.escape(self._suspects)}]" if self._suspects else "(?!)")
         kept = [_Kept(text, tuple(_untouched(text, control, words.cut_at))) for text in words.searched]
         self._kept_in_answers = tuple(each for each in kept if each.places)
         self._kept = tuple(each for each in self._kept_in_answers if not any(token in each.text for token in control))
 
-    def find(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> list[int]:
-        """The places, in order.
+    def find(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> Iterator[int]:
+        """The places, in no order, and some twice.
 
         Texts that the template searches for are left alone; in an answer also where they are control tokens, such as
         </think>. in_data: of tools and variables, whose names and types templates know by their letters.
         """
-        if self._first is None:
-            return []
-        found = {place for place in places(self._first, self._firsts, text) if self._beginning.match(text, place)}
-        if self._suspects and not (in_data and is_name(text)):
-            found.update(places(self._suspect, self._suspects, text))
+        kept = frozenset(_kept_places(text, self._kept_in_answers if in_answer else self._kept))
+        for place in self._places(text, by_letter=not (in_data and is_name(text))):
+            if place not in kept:
+                yield place
+
+    def _places(self, text: str, *, by_letter: bool) -> Iterator[int]:
+        if any(first in text for first in self._firsts):
+            for match in stretches(self._beginning, text, self._reach):
+                # An end of a stretch is no end of the text.
+                if self._beginning.match(text, match.start()):
+                    yield match.start()
+        if self._suspects and by_letter:
+            yield from (match.start() for match in stretches(self._suspect, text, 1))
         if self._continuation is not None:
-            found.update(match.start("first") for match in self._continuation.finditer(text))
-        if found:
-            found.difference_update(_kept_places(text, self._kept_in_answers if in_answer else self._kept))
-        return sorted(found)
+            yield from (match.start("first") for match in self._continuation.finditer(text))
+
+
+def stretches(pattern: re.Pattern[str], text: str, reach: int) -> Iterator[re.Match[str]]:
+    """The pattern's matches in the text. reach: how far from its beginning a match can depend on the text.
+
+    A text is searched bit by bit, because one long search would keep every other thread from running.
+    """
+    place = 0
+    while place < len(text):
+        end = place + _STRETCH
+        for match in pattern.finditer(text, place, end + reach):
+            if match.start() >= end:
+                break
+            yield match
+            place = match.end()
+        place = max(place, end)
 
 
 def _suspects(letters: set[str]) -> str:
@@ -73,15 +95,6 @@ class _Kept(NamedTuple):
 
     text: str
     places: tuple[int, ...]
-
-
-def places(first: re.Pattern[str], letters: str, text: str) -> Iterator[int]:
-    """Where one of the letters stands; `first` matches one of them."""
-    if not any(letter in text for letter in letters):
-        return
-    for start in range(0, len(text), _STRETCH):
-        for match in first.finditer(text, start, start + _STRETCH):
-            yield match.start()
 
 
 def _kept_places(text: str, kept: Iterable[_Kept]) -> Iterator[int]:
@@ -121,7 +134,8 @@ def _any_of(texts: Iterable[str], cut: str) -> str:
         node[""] = {}
     if not tree:
         return "(?!)"
-    return "(?:" + "|".join(re.escape(letter) + _pattern(child, cut) for letter, child in tree.items()) + ")"
+    # Only the first letter is taken, so that a beginning inside another one is found too.
+    return "|".join(f"{re.escape(letter)}(?={_pattern(child, cut)})" for letter, child in tree.items())
 
 
 def _pattern(node: dict[str, Any], cut: str) -> str:
