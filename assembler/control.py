@@ -78,7 +78,7 @@ class ControlText:
         Raises HermesError CONTROL_TEXT where the caller's texts leave no symbol to stand in.
         """
         texts = tuple(_texts(conversation, options.kwargs))
-        if all(next(self._spots.find(text, in_data=index is None), None) is None for index, text in texts):
+        if not any(self._spots.are_in(text, in_data=index is None) for index, text in texts):
             return None
         stand_ins = _StandIns((*(text for _, text in texts), *self._template_texts))
 

@@ -113,7 +113,7 @@ def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) 
 
 
 def _role(index: int, role: str, unknown_role: UnknownRole) -> Role:
-    known = _ROLES.get(_squashed(role))
+    known = _ROLES.get(role) or _ROLES.get(_squashed(role))
     if known is not None:
         return known
     if unknown_role == "user":

@@ -1,6 +1,6 @@
 """The order of a conversation: what is odd about it, and how it can be mended for a template that is strict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -12,6 +12,23 @@ from shared.errors import invalid_argument
 
 # Between texts that become one: a paragraph's end, which says that something new begins.
 _BLANK_LINE: Final = "\n\n"
+
+
+# What is odd about a role after the one before it, None at the beginning.
+_PROBLEMS: Final[Mapping[tuple[Role | None, Role], str]] = {
+    (Role.SYSTEM, Role.SYSTEM): "is a second system message in a row",
+    (Role.USER, Role.SYSTEM): "is a system message that comes after others",
+    (Role.ASSISTANT, Role.SYSTEM): "is a system message that comes after others",
+    (Role.TOOL, Role.SYSTEM): "is a system message that comes after others",
+    (Role.USER, Role.USER): "is a second user message in a row",
+    (Role.TOOL, Role.USER): "is a user message, but nobody has answered the tool's result before it",
+    (Role.ASSISTANT, Role.ASSISTANT): "is a second assistant message in a row",
+    (None, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
+    (Role.SYSTEM, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
+    (None, Role.TOOL): "is a tool message, but no assistant message comes before it",
+    (Role.SYSTEM, Role.TOOL): "is a tool message, but no assistant message comes before it",
+    (Role.USER, Role.TOOL): "is a tool message, but no assistant message comes before it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +58,18 @@ def refuse(found: list[Finding]) -> None:
 def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
     before: Role | None = None
     for index, message in enumerate(messages):
-        problem = _problem(before, message.role)
+        problem = _PROBLEMS.get((before, message.role))
         if problem is not None:
             yield Finding(ROLE_ORDER, f"Message {index} {problem}.", index)
         before = message.role
 
 
-def _problem(before: Role | None, role: Role) -> str | None:
-    match role:
-        case Role.SYSTEM if before is Role.SYSTEM:
-            return "is a second system message in a row"
-        case Role.SYSTEM if before is not None:
-            return "is a system message that comes after others"
-        case Role.USER if before is Role.USER:
-            return "is a second user message in a row"
-        case Role.USER if before is Role.TOOL:
-            return "is a user message, but nobody has answered the tool's result before it"
-        case Role.ASSISTANT if before is Role.ASSISTANT:
-            return "is a second assistant message in a row"
-        case Role.ASSISTANT if before is None or before is Role.SYSTEM:
-            return "is an assistant message, but no user message comes before it"
-        case Role.TOOL if before is not Role.ASSISTANT and before is not Role.TOOL:
-            return "is a tool message, but no assistant message comes before it"
-        case _:
-            return None
-
-
 def _tool_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
     calls = _OpenCalls()
     for index, message in enumerate(messages):
-        for call in message.tool_calls:
-            calls.open(call)
+        if message.tool_calls:
+            for call in message.tool_calls:
+                calls.open(call)
         if message.role is Role.TOOL and not calls.answered_by(message):
             yield Finding(TOOL_RESULT_MISMATCH, f"Message {index} answers no tool call that was open before it.", index)
 

@@ -27,6 +27,8 @@ import jinja2.utils
 _MOST_PADDING: Final = 10_000
 # Elements of a list that a template makes by multiplying or adding lists.
 _MOST_ELEMENTS: Final = 100_000
+# No render's limit is below this.
+_SHORT: Final = 500_000
 _MOST_BITS: Final = 4_096
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}|\*")
 # Where the padding's size is an argument.
@@ -66,7 +68,14 @@ def limited(run: Run) -> Iterator[None]:
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
-    """jinja2's code generator, but `~` goes through the environment."""
+    """jinja2's code generator, but `~` and `+` go through the environment."""
+
+    def visit_Add(self, node: jinja2.nodes.BinExpr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self.write("environment.added(")
+        self.visit(node.left, frame)
+        self.write(", ")
+        self.visit(node.right, frame)
+        self.write(")")
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self.write("environment.joined((")
@@ -79,7 +88,7 @@ class _Generator(jinja2.compiler.CodeGenerator):
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """What `transformers.utils.chat_template_utils` compiles templates in, and a clock that every loop looks at."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "%"})
     code_generator_class = _Generator
 
     def __init__(self) -> None:
@@ -118,13 +127,18 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator != "+":
-            _check_operands(operator, left, right)
+        _check_operands(operator, left, right)
         return _checked(super().call_binop(context, operator, left, right))
 
     def concat(self, pieces: Iterable[str]) -> str:
         """What jinja2 makes a text of pieces with, at the end and for every macro and captured block."""
         return _concat(pieces)
+
+    @staticmethod
+    def added(left: Any, right: Any) -> Any:
+        """`a + b`; the commonest thing that templates do, so short texts are not looked at twice."""
+        value = left + right
+        return value if value.__class__ is str and len(value) < _SHORT else _checked(value)
 
     @staticmethod
     def joined(values: Iterable[Any]) -> str:

@@ -54,6 +54,12 @@ class Spots:
             if place not in kept:
                 yield place
 
+    def are_in(self, text: str, *, in_data: bool) -> bool:
+        """Whether a text of no answer's has one; quick where it has not even a letter that tokens begin with."""
+        if self._continuation is None and not self._suspects and not any(map(text.__contains__, self._firsts)):
+            return False
+        return next(self.find(text, in_data=in_data), None) is not None
+
     def _places(self, text: str, *, by_letter: bool) -> Iterator[int]:
         if any(first in text for first in self._firsts):
             for match in stretches(self._beginning, text, self._reach):
