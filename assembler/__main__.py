@@ -1,6 +1,7 @@
 """The assembler's process."""
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import Final
 import grpc
 
 from assembler import pipeline
-from assembler.pipeline import Assembler
+from assembler.order import OrderPolicy
+from assembler.pipeline import Assembler, Policies
 from assembler.service import AssemblerAdminService, AssemblerService
 from assembler.upstream import Upstream
 from hermes.v1 import assembler_pb2_grpc
@@ -20,6 +22,10 @@ SERVICE: Final = "hermes.v1.Assembler"
 ADMIN_SERVICE: Final = "hermes.v1.AssemblerAdmin"
 # Health name that tells whether answers can be had, and not only prompts.
 GENERATE: Final = "hermes.v1.Assembler.Generate"
+
+# How long a thread may run on while others wait. Long prompts are worked on beside the event loop, and each time that
+# it wants to go on it waits for so long; with Python's own 5 ms a health check takes tens of them.
+SWITCH_SECONDS: Final = 0.0005
 
 _log: Final = logging.getLogger(__name__)
 
@@ -38,16 +44,18 @@ class AssemblerApplication:
     async def start(self, server: grpc.aio.Server, health: server.Health) -> None:
         """Loads the model's tokenizer and template, and begins to look for the executor."""
         directory = await asyncio.to_thread(models.resolve, self._settings.model)
-        files = await asyncio.to_thread(pipeline.load, directory.path)
+        files = await asyncio.to_thread(pipeline.load, directory.path, self._settings.template)
         fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
         name = self._settings.model_name or directory.name
         _log.info(
             "serving prompts for %s: %s encodes, %s",
             name,
             files.tokenizer.library,
-            "text prompts only, the model has no chat template" if files.template is None else "the model's template",
+            "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
         )
-        self._assembler = Assembler(files, self._settings.unknown_role)
+        self._assembler = await asyncio.to_thread(Assembler, files, _policies(self._settings))
+        gc.collect()
+        gc.freeze()  # what is loaded stays; looking through it again and again would stall everything
         await health.set(SERVICE, True)
         await health.set(GENERATE, False)
 
@@ -65,6 +73,9 @@ class AssemblerApplication:
         assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(), server)
         self._upstream.start()
 
+    def _template_name(self) -> str:
+        return "the model's template" if self._settings.template is None else f"template {self._settings.template}"
+
     async def drain(self) -> None:
         """The server waits for the calls that run; nothing else is left to do."""
 
@@ -76,8 +87,22 @@ class AssemblerApplication:
             self._assembler.close()
 
 
+def _policies(settings: AssemblerSettings) -> Policies:
+    return Policies(
+        unknown_role=settings.unknown_role,
+        order=OrderPolicy(
+            merge_system=settings.merge_system,
+            merge_same_role=settings.merge_same_role,
+            strict=settings.strict,
+        ),
+        control_text=settings.control_text,
+        log_head_tail=settings.log_prompts == "head_tail",
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the assembler until it is told to stop. Returns the exit code."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     return server.main(AssemblerSettings, AssemblerApplication, argv)
 
 

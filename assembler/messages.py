@@ -6,8 +6,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
+from assembler import tools
+from assembler.tools import Tool, ToolCall
 from hermes.v1 import assembler_pb2, types_pb2
-from shared.errors import invalid_argument, unimplemented
+from shared.errors import invalid_argument
 
 UnknownRole = Literal["error", "user"]
 
@@ -49,55 +51,69 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def characters(self) -> int:
+        calls = sum(len(call.text) + len(call.name) for call in self.tool_calls) if self.tool_calls else 0
+        return len(self.content) + len(self.reasoning or "") + calls
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as they came, in order; never empty."""
+    """Messages as they came, in order, never none; and the tools that the model may call."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
 
     @property
     def characters(self) -> int:
         """Characters of all the caller's text: how much work rendering and encoding will be."""
-        return sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+        return sum(message.characters for message in self.messages) + sum(tool.characters for tool in self.tools)
 
 
 def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversation:
     """The conversation of a chat.
 
-    Raises HermesError: NO_MESSAGES, UNKNOWN_ROLE, CONTENT_CONFLICT, EMPTY_CONTENT_PART, or NOT_SUPPORTED_YET for tools.
+    Raises HermesError: NO_MESSAGES, UNKNOWN_ROLE, CONTENT_CONFLICT, EMPTY_CONTENT_PART, MISPLACED_TOOL_CALLS, BAD_TOOL,
+    BAD_TOOL_CALL or BAD_TOOL_NAME, with the index of the message or tool concerned.
     """
-    if chat.tools:
-        raise unimplemented(
-            "NOT_SUPPORTED_YET", "This server does not render tools yet: send the chat without tools.", field="tools"
-        )
     if not chat.messages:
         raise invalid_argument("NO_MESSAGES", "The chat has no messages: send at least one.", field="messages")
     return Conversation(
         tuple(_message(index, message, unknown_role) for index, message in enumerate(chat.messages)),
+        tools.read_tools(chat.tools),
     )
 
 
 def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
-    if message.tool_calls:
-        raise unimplemented(
-            "NOT_SUPPORTED_YET",
-            f"Message {index} has tool calls, which this server does not render yet: send it without them.",
-            field="tool_calls",
+    role = _role(index, message.role, unknown_role)
+    if message.tool_calls and role is not Role.ASSISTANT:
+        raise invalid_argument(
+            "MISPLACED_TOOL_CALLS",
+            f"Message {index} has tool calls, but is a {role} message: only the assistant calls tools.",
+            message_index=str(index),
+        )
+    name = message.name if message.HasField("name") else None
+    if role is Role.TOOL and name is not None and not tools.is_name(name):
+        raise invalid_argument(
+            "BAD_TOOL_NAME",
+            f"Message {index} names the tool {name[:_QUOTED_CHARACTERS]!r}: a tool's name has letters, digits and "
+            "_ - . : / $ @ alone.",
             message_index=str(index),
         )
     return Message(
-        role=_role(index, message.role, unknown_role),
+        role=role,
         content=_content(index, message),
-        name=message.name if message.HasField("name") else None,
+        name=name,
         tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
         reasoning=message.reasoning if message.HasField("reasoning") else None,
+        tool_calls=tuple(tools.read_call(call, index) for call in message.tool_calls) if message.tool_calls else (),
     )
 
 
 def _role(index: int, role: str, unknown_role: UnknownRole) -> Role:
-    known = _ROLES.get(_squashed(role))
+    known = _ROLES.get(role) or _ROLES.get(_squashed(role))
     if known is not None:
         return known
     if unknown_role == "user":

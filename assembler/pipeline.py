@@ -1,16 +1,21 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
 import asyncio
+import logging
 import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from assembler import messages, templates, tokenizer, tokenizer_config
+from assembler import messages, template_files, templates, tokenizer, tokenizer_config
+from assembler.control import Reading
+from assembler.findings import Finding
 from assembler.messages import UnknownRole
+from assembler.order import OrderPolicy
+from assembler.rendering import ControlPolicy, Rendered, Renderer
 from assembler.templates import ChatTemplate
 from assembler.tokenizer import TokenIds, Tokenizer
 from hermes.v1 import assembler_pb2
@@ -22,6 +27,10 @@ T = TypeVar("T")
 _INLINE_CHARACTERS: Final = 32_768
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
+# Of a logged prompt, from either end.
+_LOGGED_CHARACTERS: Final = 80
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +40,33 @@ class ModelFiles:
     context_length: prompt and answer together, in tokens; None where config.json does not say.
     vocab_size: ids of ready token prompts are below this.
     template: None where the model has none; then only text and ids can be assembled.
+    tool_template: serves chats with tools, where the model has one of its own for them.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     context_length: int | None
     vocab_size: int
+    tool_template: ChatTemplate | None = None
 
 
-def load(directory: Path) -> ModelFiles:
-    """Reads the model's tokenizer, template and limits; blocks for up to some seconds. Raises StartupError."""
+def load(directory: Path, template: str | None = None) -> ModelFiles:
+    """Reads the model's tokenizer, template and limits; blocks for up to some seconds.
+
+    template: name of a built-in one or a file, in place of the model's own.
+    Raises StartupError.
+    """
     declared = tokenizer_config.load(directory)
-    loaded = tokenizer.load(directory, declared.added)
-    template = declared.chat_template
+    chosen = template_files.choose(template, declared)
+    texts = [text for each in chosen if each is not None for text in (*each.words.literals, *each.words.samples)]
+    loaded = tokenizer.load(directory, declared.added, texts)
     config = tokenizer_config.read_json(directory / "config.json")
     return ModelFiles(
         tokenizer=loaded,
-        template=None if template is None else templates.JinjaTemplate(template, declared.named),
+        template=chosen.plain,
         context_length=_limit(config, "max_position_embeddings"),
         vocab_size=_limit(config, "vocab_size") or loaded.vocabulary.size,
+        tool_template=chosen.for_tools,
     )
 
 
@@ -71,6 +88,16 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Policies:
+    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt."""
+
+    unknown_role: UnknownRole = "error"
+    order: OrderPolicy = field(default_factory=OrderPolicy)
+    control_text: ControlPolicy = "encode"
+    log_head_tail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Assembled:
     """text: where it was asked for. template_version: empty where no template had a part in it. seconds: time spent."""
 
@@ -78,14 +105,17 @@ class Assembled:
     text: str | None
     template_version: str
     seconds: float
+    findings: tuple[Finding, ...] = ()
 
 
 class Assembler:
     """Assembles prompts for one model. Owns the threads on which long ones are worked on."""
 
-    def __init__(self, files: ModelFiles, unknown_role: UnknownRole) -> None:
+    def __init__(self, files: ModelFiles, policies: Policies | None = None) -> None:
         self.files = files
-        self._unknown_role = unknown_role
+        self._policies = policies or Policies()
+        self._renderer = self._rendering(files.template)
+        self._tool_renderer = self._rendering(files.tool_template) or self._renderer
         self._threads = ThreadPoolExecutor(thread_name_prefix="assemble")
 
     def close(self) -> None:
@@ -95,15 +125,17 @@ class Assembler:
         """The prompt's token ids. Raises HermesError for everything that is wrong with the prompt."""
         started = time.perf_counter()
         version, text = "", None
+        findings: tuple[Finding, ...] = ()
         match order.prompt.WhichOneof("input"):
             case "chat":
-                template = self._template()
-                text = await self._render(order.prompt.chat, template)
-                version = template.version
-                ids = await self._encode(text, self.files.tokenizer.encode, order.max_tokens)
+                renderer = self._renderer_for(order.prompt.chat)
+                rendered = await self._render(order.prompt.chat, renderer)
+                reading, findings, version = rendered.reading, rendered.findings, renderer.template.version
+                text = reading.text
+                ids = await self._encode(text, lambda: self._ids(reading), order.max_tokens)
             case "text":
-                text = order.prompt.text
-                ids = await self._encode(text, self.files.tokenizer.encode_raw, order.max_tokens)
+                text = raw = order.prompt.text
+                ids = await self._encode(raw, lambda: self.files.tokenizer.encode_raw(raw), order.max_tokens)
             case "token_ids":
                 ids = self._checked(array("I", order.prompt.token_ids.ids))
             case _:
@@ -111,37 +143,49 @@ class Assembler:
                     "PROMPT_MISSING", "The request has no prompt: set chat, text or token_ids.", field="prompt"
                 )
         _check_length(len(ids), order.max_tokens)
-        if not order.return_text:
-            text = None
-        elif text is None:
+        if text is None and (order.return_text or self._policies.log_head_tail):
             text = self.files.tokenizer.decode(ids)
-        return Assembled(ids, text, version, time.perf_counter() - started)
+        if self._policies.log_head_tail and text is not None:
+            _log.info("prompt of %d tokens: %s", len(ids), _head_tail(text))
+        return Assembled(ids, text if order.return_text else None, version, time.perf_counter() - started, findings)
 
-    def _template(self) -> ChatTemplate:
-        if self.files.template is None:
+    def _rendering(self, template: ChatTemplate | None) -> Renderer | None:
+        if template is None:
+            return None
+        return Renderer(template, self.files.tokenizer, self._policies.order, self._policies.control_text)
+
+    def _renderer_for(self, chat: assembler_pb2.Chat) -> Renderer:
+        renderer = self._tool_renderer if chat.tools else self._renderer
+        if renderer is None:
             raise failed_precondition(
                 "NO_CHAT_TEMPLATE",
                 "The served model has no chat template: send the prompt as text, or add a chat_template.jinja to the "
                 "model directory.",
             )
-        return self.files.template
+        return renderer
 
-    async def _render(self, chat: assembler_pb2.Chat, template: ChatTemplate) -> str:
-        conversation = messages.canonical(chat, self._unknown_role)
-        options = templates.render_options(
-            add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
-            continue_final_message=chat.continue_final_message,
-            kwargs_json=chat.template_kwargs_json,
-        )
-        template.check_kwargs(options.kwargs)
-        work = conversation.characters + _CHARACTERS_PER_MESSAGE * len(conversation.messages)
-        return await self._worked(work, lambda: template.render(conversation, options))
+    async def _render(self, chat: assembler_pb2.Chat, renderer: Renderer) -> Rendered:
+        def work() -> Rendered:
+            options = templates.render_options(
+                add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
+                continue_final_message=chat.continue_final_message,
+                kwargs_json=chat.template_kwargs_json,
+            )
+            return renderer.render(messages.canonical(chat, self._policies.unknown_role), options)
 
-    async def _encode(self, text: str, encode: Callable[[str], TokenIds], max_tokens: int | None) -> TokenIds:
+        # Bytes on the wire are about characters, and counting them is quick however many messages there are.
+        return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
+
+    def _ids(self, reading: Reading) -> TokenIds:
+        if reading.live is None:
+            return self.files.tokenizer.encode(reading.text)
+        return self.files.tokenizer.encode_guarded(reading.text, reading.live)
+
+    async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
         least = self.files.tokenizer.least_tokens(text)
         if max_tokens is not None and least > max_tokens:
             raise _too_long(f"at least {least}", max_tokens)
-        return await self._worked(len(text), lambda: encode(text))
+        return await self._worked(len(text), encode)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
         if characters <= _INLINE_CHARACTERS:
@@ -167,6 +211,13 @@ def _check_length(tokens: int, max_tokens: int | None) -> None:
         raise invalid_argument("PROMPT_EMPTY", "The prompt has no tokens: send some text.", field="prompt")
     if max_tokens is not None and tokens > max_tokens:
         raise _too_long(str(tokens), max_tokens)
+
+
+def _head_tail(text: str) -> str:
+    """The first and last characters of a prompt, on one line."""
+    if len(text) <= 2 * _LOGGED_CHARACTERS:
+        return repr(text)
+    return f"{text[:_LOGGED_CHARACTERS]!r} … {text[-_LOGGED_CHARACTERS:]!r}"
 
 
 def _too_long(tokens: str, max_tokens: int) -> HermesError:

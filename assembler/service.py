@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2
 
 from assembler.answer import Answer, joined
 from assembler.detokenizer import StopRule
+from assembler.findings import as_warnings
 from assembler.pipeline import Assembled, Assembler, Order
 from assembler.upstream import Job, Upstream
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
@@ -111,6 +112,7 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         return assembler_pb2.AssemblyInfo(
             template_version=assembled.template_version,
             tokenizer_fingerprint=self._fingerprint,
+            warnings=as_warnings(assembled.findings),
             timings=types_pb2.Timings(assemble=_duration(assembled.seconds)),
         )
 

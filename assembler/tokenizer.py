@@ -3,14 +3,17 @@
 import json
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 import tokenizers
 
+from assembler.control import Live
+from assembler.guard import Guard
 from assembler.tokenizer_config import AddedToken, read_json
-from assembler.vocabulary import Vocabulary
+from assembler.vocabulary import Vocabulary, changes_letters
 from assembler.vocabulary import read as read_vocabulary
 from shared.errors import StartupError
 
@@ -90,12 +93,27 @@ class _Fast:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Tokens that are found before the text is split.
+
+    texts: all of them. control: those that must not be forged, with their ids. guard: encodes where some are only text.
+    always: a normalizer could make a control token of other letters, so that every prompt has to go through the guard.
+    """
+
+    texts: frozenset[str]
+    control: Mapping[str, int]
+    guard: Guard
+    always: bool
+
+
 class Tokenizer:
     """Encodes and decodes. Its methods may be called from any thread."""
 
-    def __init__(self, backend: _Backend, vocabulary: Vocabulary) -> None:
+    def __init__(self, backend: _Backend, vocabulary: Vocabulary, added: Added) -> None:
         self._backend = backend
         self.vocabulary = vocabulary
+        self.added = added
 
     @property
     def library(self) -> str:
@@ -105,6 +123,10 @@ class Tokenizer:
     def encode(self, text: str) -> TokenIds:
         """Ids of rendered text. Control tokens in it count; none are added, because the template wrote its own."""
         return self._backend.encode(text, add_special_tokens=False)
+
+    def encode_guarded(self, text: str, live: Sequence[Live]) -> TokenIds:
+        """Ids of rendered text in which the live control tokens count, and all others are text."""
+        return self.added.guard.encode(text, live)
 
     def encode_raw(self, text: str) -> TokenIds:
         """Ids of a completion prompt, with the special tokens that the tokenizer itself adds, such as BOS."""
@@ -124,9 +146,10 @@ class Tokenizer:
         return 0 if bound is None else bound.least_tokens(text)
 
 
-def load(directory: Path, declared: Iterable[AddedToken]) -> Tokenizer:
+def load(directory: Path, declared: Iterable[AddedToken], template_texts: Sequence[str] = ()) -> Tokenizer:
     """Loads tokenizer.json with the declared tokens that it lacks; takes a fraction of a second to some seconds.
 
+    template_texts: what the model's template writes; a token that stands in it is a control token.
     Raises StartupError where there is no tokenizer.json or it cannot be read.
     """
     path = directory / "tokenizer.json"
@@ -140,12 +163,32 @@ def load(directory: Path, declared: Iterable[AddedToken]) -> Tokenizer:
     vocabulary = read_vocabulary(definition)
     probes = tuple(_probes(token["content"] for token in definition["added_tokens"]))
     text = json.dumps(definition, ensure_ascii=False)
-    del definition
     try:
         expected = _answers(_Reference(text), probes)  # let go of before the next one is loaded
+        added = _added(definition, template_texts)
     except Exception as error:  # the library raises plain Exception
         raise StartupError(f"{path} cannot be loaded ({error}): prepare the model again.") from error
-    return Tokenizer(_fast(text, probes, expected) or _Reference(text), vocabulary)
+    del definition
+    return Tokenizer(_fast(text, probes, expected) or _Reference(text), vocabulary, added)
+
+
+def _added(definition: Mapping[str, Any], template_texts: Sequence[str]) -> Added:
+    """What is a control token: every special one, and every other that the template writes, unless it is a space."""
+    tokens = definition["added_tokens"]
+    control = {
+        token["content"]: token["id"]
+        for token in tokens
+        if not token["content"].isspace()
+        and (token["special"] or any(token["content"] in text for text in template_texts))
+    }
+    # Most tokens are looked for in the text as it came. Some are looked for after the normalizer had its way with it.
+    normalized = any(token["normalized"] for token in tokens if token["content"] in control)
+    return Added(
+        texts=frozenset(token["content"] for token in tokens),
+        control=control,
+        guard=Guard(definition, control),
+        always=normalized and changes_letters(definition),
+    )
 
 
 def _merge(definition: dict[str, Any], declared: Iterable[AddedToken]) -> None:

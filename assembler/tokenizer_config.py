@@ -65,11 +65,13 @@ class TokenizerConfig:
     """named: special tokens by the names that templates know them by, such as bos_token.
     added: tokens that have to be in the tokenizer, also where tokenizer.json lacks them, in the order of their ids.
     chat_template: the model's Jinja source, None when it has none.
+    tool_template: another one for chats with tools, where the model has it.
     """
 
     named: Mapping[str, str]
     added: tuple[AddedToken, ...]
     chat_template: str | None
+    tool_template: str | None = None
 
 
 def load(directory: Path) -> TokenizerConfig:
@@ -81,7 +83,13 @@ def load(directory: Path) -> TokenizerConfig:
     named = _class_defaults(config) | {
         name: _content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None
     }
-    return TokenizerConfig(MappingProxyType(named), tuple(_added(config, named)), _chat_template(directory, config))
+    chat_templates = _chat_templates(directory, config)
+    return TokenizerConfig(
+        named=MappingProxyType(named),
+        added=tuple(_added(config, named)),
+        chat_template=chat_templates.get("default"),
+        tool_template=chat_templates.get("tool_use"),
+    )
 
 
 def read_json(path: Path) -> Any:
@@ -142,11 +150,14 @@ def _added(config: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Adde
             yield _token(token, special=True)
 
 
-def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
+def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The model's templates by name; most have only the default one. Files win over the config, as in transformers."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (directory / "chat_template.jinja").exists():
+        files["default"] = directory / "chat_template.jinja"
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     template = config.get("chat_template")
-    if isinstance(template, list):  # several under names; "default" is the one for plain chats
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template if isinstance(template, str) else None
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return {"default": template} if isinstance(template, str) else {}

@@ -78,6 +78,11 @@ def read(tokenizer: Mapping[str, Any]) -> Vocabulary:
     )
 
 
+def changes_letters(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether the normalizer of a parsed tokenizer.json can make letters of other letters, and not only add some."""
+    return any(part["type"] != "Prepend" for part in _parts(tokenizer.get("normalizer")))
+
+
 def _pieces(vocab: Mapping[str, int] | Sequence[Sequence[Any]]) -> Iterator[tuple[int, str]]:
     if isinstance(vocab, Mapping):
         yield from ((token_id, piece) for piece, token_id in vocab.items())
@@ -90,7 +95,8 @@ def _parts(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
     if step is None:
         return
     inner = step.get("decoders") or step.get("normalizers") or step.get("pretokenizers")
-    if step["type"] == "Sequence" and inner is not None:
+    if step["type"] == "Sequence":
+        inner = inner or ()
         for part in inner:
             yield from _parts(part)
     else:

@@ -108,6 +108,26 @@ class AssemblerSettings(ServerSettings):
     unknown_role: Literal["error", "user"] = Field(
         default="error", description="A role that chat models do not know is refused, or read as the user's."
     )
+    template: str | None = Field(
+        default=None,
+        description="Chat template: a built-in one's name, or a .jinja or .toml file; else the model's own.",
+    )
+    control_text: Literal["encode", "reject"] = Field(
+        default="encode", description="Control tokens in a caller's texts are encoded as plain text, or refused."
+    )
+    merge_system: bool = Field(
+        default=True,
+        description="Where the template refuses a chat, join its system messages, or put them to the user's.",
+    )
+    merge_same_role: bool = Field(
+        default=True, description="Where the template refuses a chat, join messages of one role that follow each other."
+    )
+    strict: bool = Field(
+        default=False, description="Refuse chats with roles out of order or tool results that answer no call."
+    )
+    log_prompts: Literal["off", "head_tail"] = Field(
+        default="off", description="Log the first and last characters of each prompt, for debugging."
+    )
 
     @field_validator("executor")
     @classmethod

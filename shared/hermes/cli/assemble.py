@@ -1,12 +1,21 @@
 """`hermes assemble`: the prompt as the model reads it."""
 
-from typing import Annotated
+import json
+import subprocess
+import sys
+from typing import Annotated, Any, Final
 
 import typer
+from google.protobuf import json_format
 
 from hermes.cli import options as opt
-from hermes.cli.console import fail, json_of_info, note, out, print_json, text_or_stdin, warn_about
+from hermes.cli.console import err, fail, json_of_info, note, out, print_json, text_or_stdin, warn_about
 from hermes.client import DEFAULT_ADDRESS, Client
+from hermes.messages import chat_messages
+from hermes.v1 import assembler_pb2
+
+# Of a prompt that is shown in short, from either end.
+_SHOWN_CHARACTERS: Final = 200
 
 
 def assemble(
@@ -14,6 +23,21 @@ def assemble(
     *,
     system: opt.System = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the message as raw text, without a chat template.")] = False,
+    head_tail: Annotated[
+        bool, typer.Option("--head-tail", help="Show only the first and the last characters of a long prompt.")
+    ] = False,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            metavar="FILE",
+            help="Render here, without a server, with a .jinja or .toml template or a built-in one's name.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="DIR", help="With --template: the model whose tokenizer gives the ids."),
+    ] = None,
     as_json: opt.AsJson = False,
     timeout: opt.Timeout = None,
     address: opt.Address = DEFAULT_ADDRESS,
@@ -23,12 +47,55 @@ def assemble(
     if raw and system is not None:
         fail("--raw takes the text as it is, so there is no place for --system.", code=2)
     text = text_or_stdin(message)
+    if template is not None:
+        if raw:
+            raise typer.BadParameter("Raw text has no template: leave out --raw or --template.")
+        _render_here(text, system, template, model, head_tail=head_tail, as_json=as_json)
+        return
+    if model is not None:
+        raise typer.BadParameter("--model goes with --template; a server has its own model.")
     with Client(address, timeout=timeout, tls_ca=tls_ca) as client:
         result = client.assemble(text=text) if raw else client.assemble(text, system=system)
     if as_json:
         print_json({"token_ids": result.token_ids, "text": result.text, "assembly": json_of_info(result.info)})
         return
     out.print(" ".join(map(str, result.token_ids)))
-    out.print(result.text or "", markup=False)
+    out.print(_shown(result.text or "", head_tail=head_tail), markup=False)
     note(f"{len(result.token_ids)} tokens, {result.info.cached_tokens} from the assembly cache")
     warn_about(result.info)
+
+
+def _render_here(
+    text: str, system: str | None, template: str, model: str | None, *, head_tail: bool, as_json: bool
+) -> None:
+    """In a process of the assembler's, because a caller's package stands on no service."""
+    chat = assembler_pb2.Chat(messages=chat_messages(text, system))
+    command = [sys.executable, "-m", "assembler.preview", "--template", template]
+    if model is not None:
+        command += ["--model", model]
+    ended = subprocess.run(  # noqa: S603 - our own program; what the user wrote is an argument and no command
+        command, input=json_format.MessageToJson(chat).encode(), capture_output=True, check=False
+    )
+    if ended.returncode != 0:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        if said and "No module named" in said[-1]:
+            fail("To render without a server the assembler is needed: pip install 'hermes-serving[assembler]'.")
+        fail(said[-1] if said else "The template could not be rendered.")
+    shown: dict[str, Any] = json.loads(ended.stdout)
+    if as_json:
+        print_json(shown)
+        return
+    if shown["token_ids"] is not None:
+        out.print(" ".join(map(str, shown["token_ids"])))
+    out.print(_shown(shown["text"], head_tail=head_tail), markup=False)
+    counted = f"{len(shown['text'])} characters"
+    note(counted if shown["token_ids"] is None else f"{len(shown['token_ids'])} tokens, {counted}")
+    for warning in shown["warnings"]:
+        err.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _shown(text: str, *, head_tail: bool) -> str:
+    if not head_tail or len(text) <= 2 * _SHOWN_CHARACTERS:
+        return text
+    left_out = len(text) - 2 * _SHOWN_CHARACTERS
+    return f"{text[:_SHOWN_CHARACTERS]}\n… {left_out} characters …\n{text[-_SHOWN_CHARACTERS:]}"

@@ -69,12 +69,3 @@ def test_content_and_parts_together_are_refused(content: str) -> None:
 def test_a_part_that_holds_nothing_is_refused() -> None:
     error = refusal(chat(message(content_parts=[types_pb2.ContentPart()])))
     assert error.reason == "EMPTY_CONTENT_PART"
-
-
-def test_tools_and_tool_calls_are_refused_rather_than_left_out() -> None:
-    tools = assembler_pb2.Chat(messages=[message()], tools=[types_pb2.Tool(function_json="{}")])
-    calls = chat(message("assistant", tool_calls=[types_pb2.ToolCall(name="f", arguments_json="{}")]))
-    for bad, field in ((tools, "tools"), (calls, "tool_calls")):
-        error = refusal(bad)
-        assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
-        assert error.metadata["field"] == field

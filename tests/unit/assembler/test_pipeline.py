@@ -54,7 +54,7 @@ CONVERSATIONS: list[list[tuple[str, str]]] = [
 
 @pytest.fixture
 def assembler(files: ModelFiles) -> Iterator[Assembler]:
-    made = Assembler(files, "error")
+    made = Assembler(files)
     yield made
     made.close()
 
@@ -102,7 +102,7 @@ async def test_ready_ids_come_back_as_they_are_with_their_text(assembler: Assemb
 
 
 async def test_text_prompts_need_no_template_but_chats_do(files: ModelFiles) -> None:
-    bare = Assembler(replace(files, template=None), "error")
+    bare = Assembler(replace(files, template=None))
     assembled = await bare.assemble(Order(assembler_pb2.Prompt(text="Once upon"), None, return_text=True))
     assert (list(assembled.ids), assembled.text) == (list(files.tokenizer.encode_raw("Once upon")), "Once upon")
     error = await refused(bare, chat([("user", "q")]))

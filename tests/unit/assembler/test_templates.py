@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from assembler import tokenizer_config
+from assembler.jinja_template import JinjaTemplate
 from assembler.messages import Conversation, Message, Role
-from assembler.templates import JinjaTemplate, RenderOptions, render_options
+from assembler.templates import RenderOptions, render_options
 from shared.errors import HermesError, StartupError
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -219,7 +220,7 @@ def test_whatever_goes_wrong_in_a_template_is_a_template_error(source: str) -> N
 def test_a_template_variable_reaches_the_template() -> None:
     options = RenderOptions(kwargs={"enable_thinking": False})
     template = JinjaTemplate(THINKING, {})
-    template.check_kwargs(options.kwargs)
+    template.check(conversation(("user", "q")), options.kwargs)
     assert template.render(conversation(("user", "q")), options).endswith("<think>\n\n</think>\n\n")
 
 
@@ -230,14 +231,14 @@ def test_a_template_variable_reaches_the_template() -> None:
 def test_a_variable_that_the_caller_cannot_set_is_refused_by_name(name: str) -> None:
     template = JinjaTemplate(THINKING, {})
     with pytest.raises(HermesError) as caught:
-        template.check_kwargs({name: 1})
+        template.check(conversation(("user", "q")), {name: 1})
     assert caught.value.reason == "BAD_TEMPLATE_KWARGS"
     assert name in caught.value.message
 
 
 def test_a_variable_with_a_default_in_the_template_can_be_set() -> None:
     template = JinjaTemplate(LLAMA_3, NAMED)
-    template.check_kwargs({"date_string": "26 Jul 2024"})
+    template.check(conversation(("user", "q")), {"date_string": "26 Jul 2024"})
     options = RenderOptions(kwargs={"date_string": "26 Jul 2024"})
     assert "Today Date: 26 Jul 2024\n" in template.render(conversation(("user", "q")), options)
 

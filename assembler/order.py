@@ -1,0 +1,164 @@
+"""The order of a conversation: what is odd about it, and how it can be mended for a template that is strict."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from assembler.findings import ROLE_ORDER, TOOL_RESULT_MISMATCH, Finding
+from assembler.messages import Conversation, Message, Role
+from assembler.tools import ToolCall
+from shared.errors import invalid_argument
+
+# Between texts that become one: a paragraph's end, which says that something new begins.
+_BLANK_LINE: Final = "\n\n"
+
+
+# What is odd about a role after the one before it, None at the beginning.
+_PROBLEMS: Final[Mapping[tuple[Role | None, Role], str]] = {
+    (Role.SYSTEM, Role.SYSTEM): "is a second system message in a row",
+    (Role.USER, Role.SYSTEM): "is a system message that comes after others",
+    (Role.ASSISTANT, Role.SYSTEM): "is a system message that comes after others",
+    (Role.TOOL, Role.SYSTEM): "is a system message that comes after others",
+    (Role.USER, Role.USER): "is a second user message in a row",
+    (Role.TOOL, Role.USER): "is a user message, but nobody has answered the tool's result before it",
+    (Role.ASSISTANT, Role.ASSISTANT): "is a second assistant message in a row",
+    (None, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
+    (Role.SYSTEM, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
+    (None, Role.TOOL): "is a tool message, but no assistant message comes before it",
+    (Role.SYSTEM, Role.TOOL): "is a tool message, but no assistant message comes before it",
+    (Role.USER, Role.TOOL): "is a tool message, but no assistant message comes before it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPolicy:
+    """merge_system, merge_same_role: mends to try where a template refuses a conversation as it is.
+    strict: a bad order is an error and not a warning.
+    """
+
+    merge_system: bool = True
+    merge_same_role: bool = True
+    strict: bool = False
+
+
+def findings(conversation: Conversation) -> list[Finding]:
+    """What is odd about the order of roles and about the answers to tool calls, in the messages' order."""
+    found = [*_role_findings(conversation.messages), *_tool_findings(conversation.messages)]
+    return sorted(found, key=lambda finding: finding.message_index or 0)
+
+
+def refuse(found: list[Finding]) -> None:
+    """Raises HermesError ROLE_ORDER or TOOL_RESULT_MISMATCH for the first finding, if there is one."""
+    if found:
+        first = found[0]
+        raise invalid_argument(first.code, first.message, message_index=str(first.message_index))
+
+
+def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
+    before: Role | None = None
+    for index, message in enumerate(messages):
+        problem = _PROBLEMS.get((before, message.role))
+        if problem is not None:
+            yield Finding(ROLE_ORDER, f"Message {index} {problem}.", index)
+        before = message.role
+
+
+def _tool_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
+    calls = _OpenCalls()
+    for index, message in enumerate(messages):
+        if message.tool_calls:
+            for call in message.tool_calls:
+                calls.open(call)
+        if message.role is Role.TOOL and not calls.answered_by(message):
+            yield Finding(TOOL_RESULT_MISMATCH, f"Message {index} answers no tool call that was open before it.", index)
+
+
+class _OpenCalls:
+    """Calls that nobody has answered yet, oldest first."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, ToolCall] = {}
+        self._by_id: dict[str, list[int]] = {}
+        self._opened = 0
+
+    def open(self, call: ToolCall) -> None:
+        self._opened += 1
+        self._calls[self._opened] = call
+        if call.id is not None:
+            self._by_id.setdefault(call.id, []).append(self._opened)
+
+    def answered_by(self, message: Message) -> bool:
+        """Closes the call that the message answers, and tells whether there is one."""
+        if message.tool_call_id is not None and self._by_id.get(message.tool_call_id):
+            del self._calls[self._by_id[message.tool_call_id].pop(0)]
+            return True
+        for number, call in self._calls.items():
+            if (message.tool_call_id is None or call.id is None) and message.name in (None, call.name):
+                del self._calls[number]
+                if call.id is not None:
+                    self._by_id[call.id].remove(number)
+                return True
+        return False
+
+
+def mends(conversation: Conversation, policy: OrderPolicy) -> Iterator[Conversation]:
+    """Forms of the conversation that a strict template may take, the least changed first, without the original."""
+    seen = [conversation]
+    for mended in _candidates(conversation, policy):
+        if mended not in seen:
+            seen.append(mended)
+            yield mended
+
+
+def _candidates(conversation: Conversation, policy: OrderPolicy) -> Iterator[Conversation]:
+    if policy.merge_same_role:
+        yield _same_roles_joined(conversation)
+    if policy.merge_system:
+        first = _systems_first(conversation)
+        yield first
+        if policy.merge_same_role:
+            yield _same_roles_joined(first)
+        inside = _system_in_first_user(first)
+        yield inside
+        if policy.merge_same_role:
+            yield _same_roles_joined(inside)
+
+
+def _joined(texts: list[str]) -> str:
+    return _BLANK_LINE.join(text for text in texts if text)
+
+
+def _same_roles_joined(conversation: Conversation) -> Conversation:
+    """Neighbours of one role and one name as one message; results and calls of tools stay apart."""
+
+    def kind(entry: tuple[int, Message]) -> tuple[object, ...]:
+        index, message = entry
+        alone = message.role is Role.TOOL or message.tool_calls or message.reasoning is not None
+        return (index,) if alone else (message.role, message.name)
+
+    joined = []
+    for _, group in groupby(enumerate(conversation.messages), kind):
+        messages = [message for _, message in group]
+        content = messages[0].content if len(messages) == 1 else _joined([message.content for message in messages])
+        joined.append(replace(messages[0], content=content))
+    return replace(conversation, messages=tuple(joined))
+
+
+def _systems_first(conversation: Conversation) -> Conversation:
+    systems = [message for message in conversation.messages if message.role is Role.SYSTEM]
+    if not systems:
+        return conversation
+    others = [message for message in conversation.messages if message.role is not Role.SYSTEM]
+    content = systems[0].content if len(systems) == 1 else _joined([message.content for message in systems])
+    return replace(conversation, messages=(replace(systems[0], content=content), *others))
+
+
+def _system_in_first_user(conversation: Conversation) -> Conversation:
+    """The one system message as the beginning of the first user message, for templates that know no system."""
+    system, *others = conversation.messages
+    user = next((at for at, message in enumerate(others) if message.role is Role.USER), None)
+    if system.role is not Role.SYSTEM or user is None:
+        return conversation
+    others[user] = replace(others[user], content=_joined([system.content, others[user].content]))
+    return replace(conversation, messages=tuple(others))
