@@ -126,6 +126,7 @@ class Assembler:
         started = time.perf_counter()
         version, text = "", None
         findings: tuple[Finding, ...] = ()
+        _check_count(order)
         match order.prompt.WhichOneof("input"):
             case "chat":
                 renderer = self._renderer_for(order.prompt.chat)
@@ -182,7 +183,7 @@ class Assembler:
         return self.files.tokenizer.encode_guarded(reading.text, reading.live)
 
     async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
-        least = self.files.tokenizer.least_tokens(text)
+        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
         if max_tokens is not None and least > max_tokens:
             raise _too_long(f"at least {least}", max_tokens)
         return await self._worked(len(text), encode)
@@ -204,6 +205,17 @@ class Assembler:
                 vocab_size=str(self.files.vocab_size),
             )
         return ids
+
+
+def _check_count(order: Order) -> None:
+    """Refuses what cannot fit by a count that costs nothing, before any work that others would have to wait for."""
+    prompt, limit = order.prompt, order.max_tokens
+    if limit is None:
+        return
+    if len(prompt.token_ids.ids) > limit:
+        raise _too_long(str(len(prompt.token_ids.ids)), limit)
+    if len(prompt.chat.messages) > limit:  # a template marks each of them with a token at least
+        raise _too_long(f"{len(prompt.chat.messages)} messages, at least as many", limit)
 
 
 def _check_length(tokens: int, max_tokens: int | None) -> None:

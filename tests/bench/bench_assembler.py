@@ -20,7 +20,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from assembler import pipeline
-from assembler.__main__ import SWITCH_SECONDS
+from assembler.application import SWITCH_SECONDS
 from assembler.pipeline import Assembler, Order
 from hermes.v1 import assembler_pb2, types_pb2
 from shared import models

@@ -23,7 +23,7 @@ CONVERSATIONS: list[list[tuple[str, str]]] = [
     [("user", " ")],
     [("user", "  padded  ")],
     [("user", "\n\nlines\n\n"), ("assistant", "\tanswer \n"), ("user", " next")],
-    [("user", "你好，请用中文回答。"), ("assistant", "好的！"), ("user", "谢谢")],  # noqa: RUF001 - Chinese commas
+    [("user", "你好，请用中文回答。"), ("assistant", "好的！"), ("user", "谢谢")],
     [("system", "用中文回答"), ("user", "今天天气怎么样")],
     [("user", "日本語とEnglishのmix、カタカナ。한국어도")],
     [("user", "😀👩‍👩‍👧‍👦🇩🇪✈️👍🏽")],
@@ -162,3 +162,18 @@ async def test_a_long_text_is_worked_on_beside_the_event_loop(assembler: Assembl
     await asyncio.sleep(0)
     assert not task.done()
     assert list((await task).ids) == reference(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        assembler_pb2.Prompt(token_ids=assembler_pb2.TokenIds(ids=[2**32 - 1] * 101)),
+        assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=[types_pb2.Message(role="nobody")] * 101)),
+    ],
+    ids=["ids", "messages"],
+)
+async def test_more_ids_or_messages_than_tokens_fit_are_refused_before_they_are_looked_at(assembler, prompt):
+    with pytest.raises(HermesError) as refusal:
+        await assembler.assemble(Order(prompt, max_tokens=100))
+    assert refusal.value.reason == "PROMPT_TOO_LONG"
+    assert "101" in refusal.value.message
