@@ -208,6 +208,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
+        # A word that is unknown tells more than one that is missing, often for being misspelt.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         return f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     return str(error.args[0]).partition("\n")[0].rstrip(".")

@@ -1,7 +1,7 @@
 """A model's own Jinja template, rendered as transformers renders it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import Enum
@@ -31,6 +31,8 @@ _RENDERER: Final = "jinja2 as in transformers 5.24"
 _OWN_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 # The words that transformers marks the end of a final message with; the trailing space tells whether a template trims.
 _END_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG"
+# Simple conversations take a template less than a thousandth of this.
+_PROBE_SECONDS: Final = 1.0
 # A render of 10,000 messages takes 0.06 s; templates that go through all messages for each take seconds.
 RENDER_SECONDS: Final = 10.0
 # A text may be this many times what the caller sent, for escapes and repeated tools, and this much for the template.
@@ -85,7 +87,7 @@ class JinjaTemplate:
         self._taken = _OWN_VARIABLES | environment.globals.keys()
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
-        self.words = replace(self.words, samples=tuple(self._samples()))
+        self.words = replace(self.words, samples=tuple(self._tries(_SAMPLES, self.call_form or next(iter(CallForm)))))
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -107,9 +109,15 @@ class JinjaTemplate:
             return self._render_open(conversation, messages, options)
         return self._render(conversation, messages, options)
 
-    def _render(self, conversation: Conversation, messages: list[dict[str, Any]], options: RenderOptions) -> str:
+    def _render(
+        self,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        options: RenderOptions,
+        seconds: float | None = None,
+    ) -> str:
         run = Run(
-            deadline=time.monotonic() + self._seconds,
+            deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
             characters=_OWN_CHARACTERS + _GROWTH * conversation.characters,
             now=datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
@@ -160,25 +168,21 @@ class JinjaTemplate:
     def _find_call_form(self) -> CallForm | None:
         """The first form in which the template shows a call, as far as a try can tell."""
         for form in CallForm:
-            if any(self._shows_call(form, conversation) for conversation in _PROBES):
-                return form
+            for text in self._tries(_PROBES, form):
+                # Python's own way of writing a mapping is not JSON: that template wants text.
+                if all(word in text for word in _PROBE_WORDS) and f"'{_PROBE_WORDS[1]}': " not in text:
+                    return form
         return None
 
-    def _samples(self) -> Iterator[str]:
-        for conversation in _SAMPLES:
+    def _tries(self, conversations: Iterable[Conversation], form: CallForm) -> Iterator[str]:
+        """What the template makes of simple conversations, without those that it refuses."""
+        for conversation in conversations:
+            messages = [_as_template_data(message, form) for message in conversation.messages]
             try:
-                yield self.render(conversation, RenderOptions())
-            except HermesError:  # it takes no such conversation
-                continue
-
-    def _shows_call(self, form: CallForm, conversation: Conversation) -> bool:
-        messages = [_as_template_data(message, form) for message in conversation.messages]
-        try:
-            text = self._render(conversation, messages, RenderOptions(add_generation_prompt=False))
-        except HermesError:
-            return False
-        # Python's own way of writing a mapping is not JSON: that template wants text.
-        return all(word in text for word in _PROBE_WORDS) and f"'{_PROBE_WORDS[1]}': " not in text
+                yield self._render(conversation, messages, RenderOptions(), min(self._seconds, _PROBE_SECONDS))
+            except HermesError as error:
+                if error.reason == "RENDER_LIMIT":  # nor will it come to an end with the others
+                    return
 
 
 def _as_template_data(message: Message, form: CallForm) -> dict[str, Any]:

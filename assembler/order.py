@@ -24,7 +24,6 @@ _PROBLEMS: Final[Mapping[tuple[Role | None, Role], str]] = {
     (Role.TOOL, Role.USER): "is a user message, but nobody has answered the tool's result before it",
     (Role.ASSISTANT, Role.ASSISTANT): "is a second assistant message in a row",
     (None, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
-    (Role.SYSTEM, Role.ASSISTANT): "is an assistant message, but no user message comes before it",
     (None, Role.TOOL): "is a tool message, but no assistant message comes before it",
     (Role.SYSTEM, Role.TOOL): "is a tool message, but no assistant message comes before it",
     (Role.USER, Role.TOOL): "is a tool message, but no assistant message comes before it",
@@ -57,11 +56,14 @@ def refuse(found: list[Finding]) -> None:
 
 def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
     before: Role | None = None
+    begun = False  # whether anybody but the system has said something
     for index, message in enumerate(messages):
-        problem = _PROBLEMS.get((before, message.role))
+        role = message.role
+        problem = _PROBLEMS.get((before if begun or role is Role.SYSTEM else None, role))
         if problem is not None:
             yield Finding(ROLE_ORDER, f"Message {index} {problem}.", index)
-        before = message.role
+        before = role
+        begun = begun or role is not Role.SYSTEM
 
 
 def _tool_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:

@@ -136,8 +136,9 @@ def _problem(control: ControlText, template: ChatTemplate, tokenizer: Tokenizer)
         if tokenizer.encode_guarded(text, control.live(text)) != tokenizer.encode(text):
             return f"the tokenizer knows {token!r} by no other name"
     for token in tokens[:1]:
-        told = Conversation((Message(Role.USER, f"a{token}b"), Message(Role.ASSISTANT, "c"), Message(Role.USER, "d")))
-        clean = Conversation((Message(Role.USER, "a-b"), Message(Role.ASSISTANT, "c"), Message(Role.USER, "d")))
+        rest = (Message(Role.ASSISTANT, "c"), Message(Role.USER, "d"))
+        told = Conversation((Message(Role.USER, f"a{token}b"), *rest))
+        clean = Conversation((Message(Role.USER, f"a{'-' * len(token)}b"), *rest))
         options = RenderOptions()
         try:
             marked = control.mark(told, options)

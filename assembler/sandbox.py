@@ -31,9 +31,10 @@ _MOST_ELEMENTS: Final = 100_000
 _SHORT: Final = 500_000
 _MOST_BITS: Final = 4_096
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}|\*")
+_WIDTH_ARGUMENT: Final = re.compile(r"\{[^{}]*:[^{}]*\{")
 # Where the padding's size is an argument.
 _PADDING_FILTERS: Final = ("batch", "center", "format", "indent", "slice", "wordwrap")
-_PADDING_METHODS: Final = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
+_PADDING_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
 
 class LimitExceededError(jinja2.TemplateError):
@@ -126,6 +127,22 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _check_method(owner, __obj.__name__, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        formats = super().wrap_str_format(value)
+        if formats is None:
+            return None
+        text: str = value.__self__
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            if _FORMAT_WIDTH.search(text):
+                raise LimitExceededError("characters", "it formats with too wide a field")
+            if _WIDTH_ARGUMENT.search(text):
+                _check_padding((*args, *kwargs.values()))
+            formatted: str = _checked(formats(*args, **kwargs))
+            return formatted
+
+        return bounded
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operands(operator, left, right)
         return _checked(super().call_binop(context, operator, left, right))
@@ -202,8 +219,6 @@ def _check_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[s
     """A method of a string that can make a much longer one."""
     if name in _PADDING_METHODS:
         _check_padding((*args, *kwargs.values()))
-        if name.startswith("format") and _FORMAT_WIDTH.search(text):
-            raise LimitExceededError("characters", "it formats with too wide a field")
         if name == "expandtabs":
             _check_size(len(text) + text.count("\t") * max((*args, *kwargs.values(), 8)))
     elif name == "replace" and len(args) > 1:
@@ -307,28 +322,25 @@ def _to_json(
 ) -> str:
     """JSON without HTML escapes and in the caller's key order, unlike jinja2's own filter."""
     _check_padding((indent,))
-    _check_size(_measured(value, _run.get().characters))
+    _check_size(_measured(value, {}))
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     _check_size(len(text))
     return text
 
 
-def _measured(value: Any, most: int) -> int:
-    """About how many characters a value has as JSON; stops counting past `most`."""
+def _measured(value: Any, sizes: dict[int, int]) -> int:
+    """About how many characters a value has as JSON. sizes: of lists and mappings by id; one may be in many places."""
     if isinstance(value, str):
-        return len(value) + 2
+        return len(value)
     if isinstance(value, Mapping):
         parts: Iterable[Any] = (part for item in value.items() for part in item)
     elif isinstance(value, list | tuple):
         parts = value
     else:
         return 1
-    characters = 2
-    for part in parts:
-        characters += _measured(part, most - characters)
-        if characters > most:
-            break
-    return characters
+    if id(value) not in sizes:
+        sizes[id(value)] = 2 + sum(_measured(part, sizes) for part in parts)
+    return sizes[id(value)]
 
 
 def _raise_exception(message: str) -> NoReturn:
