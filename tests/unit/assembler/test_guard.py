@@ -124,7 +124,7 @@ def test_flags_of_a_live_token_work_on_its_neighbours(tmp_path: Path, flags: dic
     ("normalizer", "content"),
     [
         (normalizers.Lowercase(), "a<S>b"),
-        (normalizers.NFKC(), "a＜s＞b"),  # noqa: RUF001
+        (normalizers.NFKC(), "a＜s＞b"),
         (normalizers.Sequence([normalizers.NFC(), normalizers.Replace("[", "<")]), "[s>"),
         (normalizers.Replace("x", ""), "<xs>"),
         (normalizers.StripAccents(), "<s\u0301>"),
