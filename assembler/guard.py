@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ _TokenIds: TypeAlias = "array[int]"
 _PRIVATE: Final = range(0x100000, 0x10FFFE)
 # 16 bits each, drawn anew in every process; nobody can guess them, and no id depends on them.
 _SECRET_CHARACTERS: Final = 5
+_WORD: Final = re.compile(r"\w")
 
 
 class Guard:
@@ -30,6 +32,7 @@ class Guard:
         """definition: a parsed tokenizer.json. Raises what `tokenizers` raises where it cannot be loaded."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARACTERS))
         self._names = {token: secret + chr(_PRIVATE[place]) for place, token in enumerate(sorted(control))}
+        self._single_words = {token["content"] for token in definition["added_tokens"] if token["single_word"]}
         self._tokenizer: Any = _load(definition, self._names)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -44,6 +47,8 @@ class Guard:
         pieces: list[str] = []
         end = 0
         for token in live:
+            if token.token in self._single_words and _is_in_word(text, token):
+                continue  # the tokenizer would not take it for one
             pieces += (text[end : token.start], self._names[token.token])
             end = token.end
         named = "".join((*pieces, text[end:]))
@@ -51,6 +56,10 @@ class Guard:
         (encoding,) = self._tokenizer.encode_batch_fast([named], add_special_tokens=False)
         ids: _TokenIds = array("I", encoding.ids)
         return array("I", (self._ids.get(token_id, token_id) for token_id in ids)) if self._ids else ids
+
+
+def _is_in_word(text: str, token: Live) -> bool:
+    return any(map(_WORD.match, (text[token.start - 1 : token.start], text[token.end : token.end + 1])))
 
 
 def _load(definition: Mapping[str, Any], names: Mapping[str, str]) -> Any:

