@@ -182,7 +182,7 @@ class Assembler:
         return self.files.tokenizer.encode_guarded(reading.text, reading.live)
 
     async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
-        least = self.files.tokenizer.least_tokens(text)
+        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
         if max_tokens is not None and least > max_tokens:
             raise _too_long(f"at least {least}", max_tokens)
         return await self._worked(len(text), encode)

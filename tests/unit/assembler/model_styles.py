@@ -1,4 +1,6 @@
-"""Model directories in the styles of the families that people serve: their templates, small tokenizers of their kind."""
+"""Model directories in the styles of the families that people serve: their templates, small tokenizers of a kind."""
+
+# ruff: noqa: RUF001 - DeepSeek's tokens are written with such letters
 
 import json
 from dataclasses import dataclass
@@ -154,7 +156,7 @@ def _sentence_pieces() -> tokenizers.Tokenizer:
     vocab = {piece: at for at, piece in enumerate([*pieces, *letters, *merged])}
     merges = [("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("▁", "t"), ("▁", "a"), ("i", "s"), ("s", "t")]
     merges += [("<", "s"), ("<", "/")]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106 - a token of text
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

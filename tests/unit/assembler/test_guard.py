@@ -25,7 +25,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz<>/S "
 
 def word_piece() -> tokenizers.Tokenizer:
     vocab = {piece: at for at, piece in enumerate(["[UNK]", "<s>", "</s>", *LETTERS, *(f"##{x}" for x in LETTERS)])}
-    built = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    built = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106 - a token of text
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     built.decoder = decoders.WordPiece(cleanup=False)
     return built
@@ -42,7 +42,7 @@ def unigram() -> tokenizers.Tokenizer:
 def bpe(*, metaspace: str | None = None, ignore_merges: bool = False) -> tokenizers.Tokenizer:
     pieces = ["<unk>", "<s>", "</s>", *LETTERS, "▁", "<s"]
     vocab = {piece: at for at, piece in enumerate(pieces)}
-    built = tokenizers.Tokenizer(models.BPE(vocab, [("<", "s")], unk_token="<unk>", ignore_merges=ignore_merges))
+    built = tokenizers.Tokenizer(models.BPE(vocab, [("<", "s")], unk_token="<unk>", ignore_merges=ignore_merges))  # noqa: S106 - a token of text
     if metaspace is not None:
         built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=metaspace, split=False)
         built.decoder = decoders.Metaspace(prepend_scheme=metaspace)

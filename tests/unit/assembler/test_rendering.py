@@ -1,3 +1,5 @@
+# ruff: noqa: E501 - templates stand on one line, as models ship them
+
 import dataclasses
 import logging
 from pathlib import Path

@@ -1,3 +1,5 @@
+# ruff: noqa: E501 - templates stand on one line, as models ship them
+
 import json
 import time
 from typing import Any
@@ -35,8 +37,7 @@ def refusal(source: str, seconds: float = 0.1) -> HermesError:
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% for a in range(99999) %}{{ range(99999) | map('string') | join | length }}{% endfor %}",
         "{% for a in [[0, 1]] recursive %}{{ loop([a, a]) }}{{ loop([a, a]) }}{% endfor %}",
-        "{% set x = namespace(v='') %}{% for a in range(99999) %}{% for b in range(99999) %}{% set x.v = 'a' %}"
-        "{% endfor %}{% endfor %}",
+        "{% set x = namespace(v='') %}{% for a in range(99999) %}{% for b in range(99999) %}{% set x.v = 'a' %}{% endfor %}{% endfor %}",
     ],
 )
 def test_a_render_without_an_end_is_cut_off(source: str) -> None:
@@ -61,10 +62,8 @@ def test_a_render_without_an_end_is_cut_off(source: str) -> None:
         "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = ''.join([x.v, x.v]) %}{% endfor %}",
         "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = x.v.replace('x', 'xx') %}{% endfor %}",
         "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = x.v | replace('x', 'xx') %}{% endfor %}",
-        "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set y %}{{ x.v }}{{ x.v }}{% endset %}"
-        "{% set x.v = y %}{% endfor %}",
-        "{% macro m(v) %}{{ v }}{{ v }}{% endmacro %}{% set x = namespace(v='x') %}{% for a in range(60) %}"
-        "{% set x.v = m(x.v) %}{% endfor %}",
+        "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set y %}{{ x.v }}{{ x.v }}{% endset %}{% set x.v = y %}{% endfor %}",
+        "{% macro m(v) %}{{ v }}{{ v }}{% endmacro %}{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = m(x.v) %}{% endfor %}",
         "{% set x = namespace(v=[1]) %}{% for a in range(60) %}{% set x.v = [x.v, x.v] %}{% endfor %}{{ x.v | tojson }}",
         "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{{ '%1000000000d' % 1 }}",
@@ -131,5 +130,5 @@ def test_json_is_python_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_template_whose_constants_cannot_be_worked_out_stops_the_start_with_a_sentence() -> None:
-    with pytest.raises(StartupError, match="cannot be compiled|error in line"):
+    with pytest.raises(StartupError, match=r"cannot be compiled|error in line"):
         JinjaTemplate("{{ 'x' | no_such_filter }}", {})
