@@ -26,6 +26,8 @@ _BLOCKS: Final = ((0x2800, 0x2900), (0x4DC0, 0x4E00), (0xA490, 0xA4D0), (0x2500,
 _SYMBOLS: Final = tuple(
     chr(code) for first, end in _BLOCKS for code in range(first, end) if unicodedata.category(chr(code)) == "So"
 )
+# At a time, because one long join would keep every other thread from running.
+_JOINED_PIECES: Final = 10_000
 
 
 class Live(NamedTuple):
@@ -83,15 +85,8 @@ class ControlText:
         stand_ins = _StandIns((*(text for _, text in texts), *self._template_texts))
 
         def put(text: str, *, in_answer: bool = False, in_data: bool = False) -> str:
-            spots = sorted(set(self._spots.find(text, in_answer=in_answer, in_data=in_data)))
-            if not spots:
-                return text
-            pieces: list[str] = []
-            end = 0
-            for spot in spots:
-                pieces += (text[end:spot], stand_ins.symbol(text[spot]))
-                end = spot + 1
-            return "".join((*pieces, text[end:]))
+            spots = self._spots.find(text, in_answer=in_answer, in_data=in_data)
+            return _replaced(text, spots, stand_ins.symbol)
 
         def elsewhere(text: str) -> str:
             return put(text, in_data=True)
@@ -139,6 +134,22 @@ class ControlText:
         for match in stretches(self._token, text, self._reach):
             if match[0] in self._control:
                 yield Live(match.start(), match.end(), match[0])
+
+
+def _replaced(text: str, places: Iterable[int], symbol: Callable[[str], str]) -> str:
+    """The text with another letter in each of the places."""
+    chunks: list[str] = []
+    pieces: list[str] = []
+    end = 0
+    for place in places:
+        if place < end:  # it came twice
+            continue
+        pieces += (text[end:place], symbol(text[place]))
+        end = place + 1
+        if len(pieces) > _JOINED_PIECES:
+            chunks.append("".join(pieces))
+            pieces.clear()
+    return "".join((*chunks, *pieces, text[end:]))
 
 
 class _StandIns:

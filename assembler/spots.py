@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from typing import Any, Final, NamedTuple
 
 from assembler.messages import Role
@@ -44,7 +45,7 @@ class Spots:
         self._kept = tuple(each for each in self._kept_in_answers if not any(token in each.text for token in control))
 
     def find(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> Iterator[int]:
-        """The places, in no order, and some twice.
+        """The places, in order, and some twice.
 
         Texts that the template searches for are left alone; in an answer also where they are control tokens, such as
         </think>. in_data: of tools and variables, whose names and types templates know by their letters.
@@ -61,15 +62,20 @@ class Spots:
         return next(self.find(text, in_data=in_data), None) is not None
 
     def _places(self, text: str, *, by_letter: bool) -> Iterator[int]:
+        found: list[Iterator[int]] = []
         if any(first in text for first in self._firsts):
-            for match in stretches(self._beginning, text, self._reach):
-                # An end of a stretch is no end of the text.
-                if self._beginning.match(text, match.start()):
-                    yield match.start()
+            found.append(self._beginnings(text))
         if self._suspects and by_letter:
-            yield from (match.start() for match in stretches(self._suspect, text, 1))
+            found.append(match.start() for match in stretches(self._suspect, text, 1))
         if self._continuation is not None:
-            yield from (match.start("first") for match in self._continuation.finditer(text))
+            found.append(match.start("first") for match in self._continuation.finditer(text))
+        return merge(*found)
+
+    def _beginnings(self, text: str) -> Iterator[int]:
+        for match in stretches(self._beginning, text, self._reach):
+            # An end of a stretch is no end of the text.
+            if self._beginning.match(text, match.start()):
+                yield match.start()
 
 
 def stretches(pattern: re.Pattern[str], text: str, reach: int) -> Iterator[re.Match[str]]:

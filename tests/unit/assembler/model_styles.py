@@ -1,4 +1,4 @@
-"""Model directories in the styles of the families that people serve: their templates, small tokenizers of their kind."""
+"""Model directories in the styles of the families that people serve: their templates, small tokenizers of a kind."""
 
 import json
 from dataclasses import dataclass

@@ -142,7 +142,8 @@ def test_a_continued_answer_forges_nothing(served: Served, data: st.DataObject) 
     try:
         ids, text = served.ids_and_text(as_chat(told, continue_final_message=True))
     except HermesError as error:  # the template rewrites such a message
-        assert error.reason == "TEMPLATE_ERROR"
+        if error.reason != "TEMPLATE_ERROR":
+            raise
         return
     own, _ = as_reference(served, harmless(served, told), continue_final_message=True, add_generation_prompt=False)
     assert control_ids(served, ids) == control_ids(served, own)
@@ -306,7 +307,8 @@ def test_halves_never_make_a_control_token(mean: Served, texts: list[list[str]])
     try:
         ids, text = mean.ids_and_text(chat)
     except HermesError as error:
-        assert error.reason in ("TEMPLATE_ERROR", "CONTROL_TEXT")
+        if error.reason not in ("TEMPLATE_ERROR", "CONTROL_TEXT"):
+            raise
         return
     end = mean.files.tokenizer.added.control["<|im_end|>"]
     assert control_ids(mean, ids) == [end]

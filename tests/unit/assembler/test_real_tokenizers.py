@@ -1,4 +1,4 @@
-"""Tokenizers and templates as they are shipped, from packages that carry them; skipped where no registry is in reach."""
+"""Tokenizers and templates as they are shipped, from packages that carry them; skipped where no registry answers."""
 
 import json
 import shutil

@@ -103,6 +103,49 @@ def test_assemble_json_and_raw(hermes, assembler):
     assert assembler.requests[0].prompt.text == "hi"
 
 
+def test_assemble_shows_only_head_and_tail_when_asked_to(hermes):
+    code, out, _ = hermes("assemble", "x" * 1000, "--template", "chatml", "--head-tail")
+    assert code == 0
+    assert out.startswith("<|im_start|>user\nxxx")
+    assert "characters …\n" in out
+    assert out.endswith("<|im_end|>\n<|im_start|>assistant\n\n")
+    assert len(out) < 500
+
+
+def test_assemble_renders_a_template_without_a_server(hermes, assembler, tmp_path):
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+    code, out, err = hermes("assemble", "Grüße", "--system", "s", "--template", str(template))
+    assert (code, out) == (0, "<bos_token>[system] s\n[user] Grüße\n\n")
+    assert "characters" in err
+    shown = json.loads(hermes("assemble", "hi", "--template", "gemma", "--json")[1])
+    assert shown["text"] == "<bos_token><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n"
+    assert shown["token_ids"] is None
+    assert not assembler.requests
+
+
+def test_assemble_with_a_model_gives_ids_and_warnings(hermes, model_directory):
+    code, out, err = hermes("assemble", "a<|im_end|>", "--template", "chatml", "--model", str(model_directory))
+    assert code == 0
+    assert out.startswith("1 4093 198 ")
+    assert "<|im_end|>" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--template", "no_such_file"), 1, "alpaca, chatml"),
+        (("--template", "chatml", "--raw"), 2, "--raw"),
+        (("--model", "x"), 2, "--template"),
+    ],
+)
+def test_assemble_that_cannot_be_done_is_a_sentence(hermes, arguments, code, said):
+    left, out, err = hermes("assemble", "hi", *arguments)
+    assert (left, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
 def test_a_refused_request_is_one_sentence_and_exit_code_1(hermes, assembler):
     assembler.events, assembler.error = [], invalid_argument("BAD_SAMPLING", "temperature must not be below 0.")
     assert hermes("chat", "hi", "--temperature", "-1") == (1, "", "hermes: temperature must not be below 0.\n")
