@@ -28,12 +28,12 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test bench-engine clean
+.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test test-images bench-engine bench-assembler clean
 
 help: ## List what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for test and bench-engine) change how; see the top of the Makefile."
+	@echo "  PYTHON=, TORCH_INDEX=, MODEL=, ARGS= (for tests and benchmarks) change how; see the top of the Makefile."
 	@echo "  Ports and all other settings: HERMES_ASSEMBLER_*, HERMES_EXECUTOR_* or hermes.toml; hermes chat and its like"
 	@echo "  then want HERMES_ADDRESS and HERMES_EXECUTOR_ADDRESS, or --address and --executor. HERMES_RUN_DIR= is where"
 	@echo "  up keeps its state and logs (.run)."
@@ -98,8 +98,14 @@ format: setup ## Format the code and fix what can be fixed
 test: model ## Run the tests, with the real model in real processes
 	@$(BIN)/pytest $(ARGS)
 
+test-images: setup ## Run each image's install steps in clean virtual environments; takes minutes
+	@$(BIN)/pytest tests/images $(ARGS)
+
 bench-engine: model ## Time the engine's steps beside transformers' own
 	@$(BIN)/python -m tests.bench.bench_engine $(ARGS)
+
+bench-assembler: model ## Time assembling beside transformers' own
+	@$(BIN)/python -m tests.bench.bench_assembler $(ARGS)
 
 clean: ## Stop what runs; remove .venv, caches and logs (prepared models stay)
 	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down
