@@ -40,6 +40,9 @@ _GROWTH: Final = 8
 _OWN_CHARACTERS: Final = 1_000_000
 
 
+_DEFAULT_OPTIONS: Final = RenderOptions()
+
+
 class CallForm(Enum):
     """Forms of a message with tool calls that templates can show; most can show the first."""
 
@@ -87,7 +90,12 @@ class JinjaTemplate:
         self._taken = _OWN_VARIABLES | environment.globals.keys()
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
-        self.words = replace(self.words, samples=tuple(self._tries(_SAMPLES, self.call_form or next(iter(CallForm)))))
+        form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
+        self.words = replace(
+            self.words,
+            samples=tuple(self._tries(_SAMPLES, form)),
+            turns="".join(self._tries([_TURNS], form, RenderOptions(add_generation_prompt=False))),
+        )
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -174,12 +182,17 @@ class JinjaTemplate:
                     return form
         return None
 
-    def _tries(self, conversations: Iterable[Conversation], form: CallForm) -> Iterator[str]:
+    def _tries(
+        self,
+        conversations: Iterable[Conversation],
+        form: CallForm,
+        options: RenderOptions = _DEFAULT_OPTIONS,
+    ) -> Iterator[str]:
         """What the template makes of simple conversations, without those that it refuses."""
         for conversation in conversations:
             messages = [_as_template_data(message, form) for message in conversation.messages]
             try:
-                yield self._render(conversation, messages, RenderOptions(), min(self._seconds, _PROBE_SECONDS))
+                yield self._render(conversation, messages, options, min(self._seconds, _PROBE_SECONDS))
             except HermesError as error:
                 if error.reason == "RENDER_LIMIT":  # nor will it come to an end with the others
                     return
@@ -230,11 +243,12 @@ _PROBES: Final = (
 )
 
 
+_TURNS: Final = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"), Message(Role.USER, "r")))
 _SAMPLES: Final = (
     *_PROBES,
     Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="r"))),
     Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q")), (_PROBE_TOOL,)),
-    Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"), Message(Role.USER, "r"))),
+    _TURNS,
 )
 
 

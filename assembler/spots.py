@@ -33,22 +33,26 @@ class Spots:
         firsts = "".join(sorted({token[0] for token in control}))
         cut = "|".join((r"\Z", *map(re.escape, words.cut_at)))
         self._firsts = firsts
+        self._cuts = bool(words.cut_at)
         self._beginning = re.compile(_any_of(control, cut))
         self._reach = max(map(len, control), default=0) + max(map(len, words.cut_at), default=0)
         continuations = _continuations(control, words.literals)
         self._continuation = _continuation_pattern(continuations, words.cut_at, cut)
-        # Where the template cuts in unknown places, these letters can have a part in a token wherever they stand.
-        self._suspects = _suspects({*firsts, *"".join(continuations)}) if words.cuts_anywhere else ""
+        # Where the template cuts in unknown places, a token can begin, or go on, with these wherever they stand.
+        letters = {*firsts, *(rest[0] for rest in continuations)} if words.cuts_anywhere else set()
+        self._suspects = _suspects(letters, changes_case=words.changes_case)
         self._suspect = re.compile(f"[{re.escape(self._suspects)}]" if self._suspects else "(?!)")
         kept = [_Kept(text, tuple(_untouched(text, control, words.cut_at))) for text in words.searched]
-        self._kept_in_answers = tuple(each for each in kept if each.places)
-        self._kept = tuple(each for each in self._kept_in_answers if not any(token in each.text for token in control))
+        turns = {token for token in control if token in words.turns}
+        self._kept_in_answers = tuple(each for each in kept if each.places and not _has(each.text, turns))
+        self._kept = tuple(each for each in self._kept_in_answers if not _has(each.text, control))
 
     def find(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> Iterator[int]:
         """The places, in order, and some twice.
 
         Texts that the template searches for are left alone; in an answer also where they are control tokens, such as
-        </think>. in_data: of tools and variables, whose names and types templates know by their letters.
+        </think>, unless they open or close turns. in_data: of tools and variables, whose names and types templates know
+        by their letters.
         """
         kept = frozenset(_kept_places(text, self._kept_in_answers if in_answer else self._kept))
         for place in self._places(text, by_letter=not (in_data and is_name(text))):
@@ -68,8 +72,14 @@ class Spots:
         if self._suspects and by_letter:
             found.append(match.start() for match in stretches(self._suspect, text, 1))
         if self._continuation is not None:
-            found.append(match.start("first") for match in self._continuation.finditer(text))
+            found.append(self._continued(self._continuation, text))
         return merge(*found)
+
+    def _continued(self, continuation: re.Pattern[str], text: str) -> Iterator[int]:
+        if self._cuts:
+            return (match.start("first") for match in stretches(continuation, text, self._reach))
+        match = continuation.match(text)
+        return iter(()) if match is None else iter((match.start("first"),))
 
     def _beginnings(self, text: str) -> Iterator[int]:
         for match in stretches(self._beginning, text, self._reach):
@@ -94,10 +104,10 @@ def stretches(pattern: re.Pattern[str], text: str, reach: int) -> Iterator[re.Ma
         place = max(place, end)
 
 
-def _suspects(letters: set[str]) -> str:
-    """The letters and what is made one of them where a template changes their case."""
-    variants = letters.union(*((each.lower(), each.upper()) for each in letters))
-    if any(each.isalpha() for each in letters):
+def _suspects(letters: set[str], *, changes_case: bool) -> str:
+    """The letters and, where a template changes their case, what can become one of them."""
+    variants = letters.union(*((each.lower(), each.upper()) for each in letters if changes_case))
+    if changes_case and any(each.isalpha() for each in letters):
         variants |= set(_ODD_CASES)
     return "".join(sorted(each for each in variants if len(each) == 1 and not each.isspace() and each not in _QUOTES))
 
@@ -107,6 +117,10 @@ class _Kept(NamedTuple):
 
     text: str
     places: tuple[int, ...]
+
+
+def _has(text: str, tokens: Iterable[str]) -> bool:
+    return any(token in text for token in tokens)
 
 
 def _kept_places(text: str, kept: Iterable[_Kept]) -> Iterator[int]:

@@ -30,7 +30,8 @@ _LIST_FILTERS: Final = frozenset((
 ))  # fmt: skip
 # `'%.3s' % text` and `'{:.3}'.format(text)` take only so much of the text.
 _PRECISION: Final = re.compile(r"%[^%a-zA-Z]*\.|\{[^{}]*:")
-_TEXT_METHODS: Final = frozenset(name for name in dir(str) if not name.startswith("_"))
+# Methods of texts that change what they are called for.
+_TEXT_METHODS: Final = frozenset(dir(str)) - _SEARCHING - _HARMLESS_METHODS
 # Tests and functions never cut; a value of these names is a list or a mapping, never a caller's text.
 _LISTS: Final = ("messages", "tool_calls", "tools", "properties", "documents", "required", "enum", "parts")
 
@@ -41,14 +42,18 @@ class Words:
     searched: texts that it looks for in the caller's.
     cut_at: those among them where it may cut.
     cuts_anywhere: it takes texts apart, or changes letters, in ways that its source does not tell the place of.
+    changes_case: and it may make a letter of its other case.
     samples: what it writes for simple conversations; it may build marks that stand nowhere in its source as a whole.
+    turns: what it writes for one of users' and assistants' texts alone; the marks in it open and close turns.
     """
 
     literals: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
     cut_at: tuple[str, ...] = ()
     cuts_anywhere: bool = False
+    changes_case: bool = False
     samples: tuple[str, ...] = ()
+    turns: str = ""
 
 
 def read(template: nodes.Template) -> Words:
@@ -62,6 +67,7 @@ def read(template: nodes.Template) -> Words:
         searched=tuple(sorted(text for text in searched if text and not text.isspace())),
         cut_at=tuple(sorted(cut_at)),
         cuts_anywhere=None in cuts or _takes_apart(template),
+        changes_case=_changes_case(template),
     )
 
 
@@ -140,10 +146,29 @@ def _takes_apart(template: nodes.Template) -> bool:
         any(not _is_harmless(filter_) for filter_ in template.find_all(nodes.Filter))
         or any(not _is_whole(item) for item in template.find_all(nodes.Getitem))
         or any(not _is_list(loop.iter) for loop in template.find_all(nodes.For))
-        or any(not isinstance(call.node, nodes.Name | nodes.Getattr) for call in template.find_all(nodes.Call))
+        or _calls_values(template)
         or _holds_methods(template)
         or _formats_parts(template)
     )
+
+
+def _changes_case(template: nodes.Template) -> bool:
+    methods = {method for method, _ in _methods(template)}
+    filters = {filter_.name for filter_ in template.find_all(nodes.Filter)}
+    known_methods = _HARMLESS_METHODS | _CUTTING | _SEARCHING | _STRIPPING | {"splitlines"}
+    known_filters = (
+        _HARMLESS_FILTERS | _LIST_FILTERS | {"replace", "indent", "truncate", "wordwrap", "center", "format"}
+    )
+    return (
+        not (methods <= known_methods and filters <= known_filters)
+        or _calls_values(template)
+        or _holds_methods(template)
+    )
+
+
+def _calls_values(template: nodes.Template) -> bool:
+    """Whether something is called that is neither named nor an attribute, as `(text | attr('lower'))()` is."""
+    return any(not isinstance(call.node, nodes.Name | nodes.Getattr) for call in template.find_all(nodes.Call))
 
 
 def _is_harmless(filter_: nodes.Filter) -> bool:

@@ -83,7 +83,7 @@ def test_there_is_a_built_in_template_for_each_of_eight_families() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     system=st.none() | TEXTS,
     turns=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),

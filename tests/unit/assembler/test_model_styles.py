@@ -11,7 +11,7 @@ from shared.errors import HermesError
 from tests.unit.assembler.model_styles import STYLES, Style
 from tests.unit.assembler.served import Served, as_chat, as_reference, serve
 
-UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="session", params=STYLES, ids=lambda style: style.name)
