@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jinja2
 import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
-import jinja2.parser
 import jinja2.sandbox
-import jinja2.utils
+
+from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
 
 # Widths, counts and indents in templates are layout; a bigger one makes megabytes of padding.
 _MOST_PADDING: Final = 10_000
@@ -93,17 +93,17 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters["join"] = _join(self.filters["join"])
         self.filters["replace"] = _replace(self.filters["replace"])
         for name in _PADDING_FILTERS:
             self.filters[name] = _padding(self.filters[name])
         self.globals |= {
-            "raise_exception": _raise_exception,
+            "raise_exception": raise_exception,
             "strftime_now": _strftime_now,
-            "dict": _TemplateDict(),
-            "namespace": _TemplateNamespace,
+            "dict": TemplateDict(),
+            "namespace": TemplateNamespace,
         }
         del self.globals["lipsum"]  # paragraphs of nonsense, as many as asked for
 
@@ -266,53 +266,6 @@ def _replace(function: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; a prompt just has what is in it."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block and not the bare body, because what a template sets inside is not seen outside.
-        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    @staticmethod
-    def _body(caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _TemplateDict:
-    """`dict` for templates: makes dictionaries, and is not the type itself, which is a way out of the sandbox."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-class _TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace` without underscored attributes, which would lead to Python's insides."""
-
-    # No named parameters, so that a template can give its namespace an attribute "self".
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, positional = args[0], args[1:]
-        attributes = dict(*positional, **kwargs)
-        for name in attributes:
-            _TemplateNamespace._check(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _TemplateNamespace._check(name)  # the instance gives out what the template has stored, nothing else
-        super().__setitem__(name, value)
-
-    @staticmethod
-    def _check(name: object) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot have the underscored attribute {name!r}")
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -341,10 +294,6 @@ def _measured(value: Any, sizes: dict[int, int]) -> int:
     if id(value) not in sizes:
         sizes[id(value)] = 2 + sum(_measured(part, sizes) for part in parts)
     return sizes[id(value)]
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
 
 
 def _strftime_now(pattern: str) -> str:
