@@ -11,11 +11,12 @@ import grpc
 import numpy as np
 
 from executor.engine import Engine
+from executor.events import Failed, Finished, Started
 from executor.kv.description import Branch
 from executor.kv.pins import Pin, PinLimitError, UnknownPinError
 from executor.mailbox import Mailbox, Outbox
 from executor.replies import duration
-from executor.requests import Failed, Finished, Request, Started
+from executor.requests import Request
 from executor.translate import Translator
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared.errors import HermesError, failed_precondition, invalid_argument, not_found, resource_exhausted
@@ -52,10 +53,8 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
                 "BAD_PIN", "pin must be longer than nothing and at most a hundred years; leave it out.", field="pin"
             )
         keepable = await self._ask(lambda: self._engine.cache.keepable(len(prefix.prompt)))
-        if seconds is not None and not keepable:
-            raise failed_precondition(
-                "NOT_CACHEABLE", "This executor keeps no prefix of this length, so there is nothing to pin."
-            )
+        if seconds is not None:
+            await self._check_pin(prefix, keepable)
         computed = 0
         for _ in range(_TRIES):
             computed += await self._warm(prefix, keepable)
@@ -90,7 +89,7 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
 
         def look() -> executor_pb2.DescribeTreeResponse:
             cache, scheduler, jobs = self._engine.cache, self._engine.scheduler, self._engine.jobs
-            stats = cache.stats
+            stats, running = cache.stats, (job.nodes() for job in jobs)
             return executor_pb2.DescribeTreeResponse(
                 nodes=stats.nodes,
                 tokens=stats.tokens,
@@ -103,7 +102,7 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
                 evicted_blocks=stats.evicted_blocks,
                 pruned_branches=stats.pruned_branches,
                 preemptions=scheduler.preemptions,
-                branches=[self._branch(branch) for branch in cache.describe(namespace, most)],
+                branches=[self._branch(branch) for branch in cache.describe(namespace, most, running)],
             )
 
         return await self._ask(look)
@@ -134,6 +133,17 @@ class ExecutorAdminService(executor_pb2_grpc.ExecutorAdminServicer):
                             return len(prefix.prompt) - cached
         finally:
             self._engine.cancel(job)
+
+    async def _check_pin(self, prefix: Request, keepable: int) -> None:
+        """Refuses a pin that cannot be made, before its prefix is computed."""
+        if not keepable:
+            raise failed_precondition(
+                "NOT_CACHEABLE", "This executor keeps no prefix of this length, so there is nothing to pin."
+            )
+        try:
+            await self._ask(lambda: self._engine.cache.pins.check(prefix.scope, prefix.prompt[:keepable]))
+        except PinLimitError as error:
+            raise _over_the_limit(error) from None
 
     async def _pin(self, prefix: Request, keepable: int, until: float) -> Pin | None:
         """Pins the prefix; None where the tree has lost a part of it meanwhile."""

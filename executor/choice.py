@@ -11,7 +11,8 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from executor.requests import Choice, Sequence, TokenLogprob
+from executor.events import Choice, TokenLogprob
+from executor.requests import Sequence
 from executor.sampler import SampleRow, TokenHistory, TokenRules, sample
 
 

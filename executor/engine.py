@@ -19,10 +19,11 @@ from torch import Tensor
 
 from executor.batch import Work, pack
 from executor.choice import choose
+from executor.events import Deliver, FinishReason
 from executor.jobs import Jobs
 from executor.kv.cache import KVCache
 from executor.model import Model
-from executor.requests import Deliver, FinishReason, Job, Request, Sequence
+from executor.requests import Job, Request, Sequence
 from executor.scheduler import Scheduler, SchedulerLimits
 from shared.errors import HermesError, internal, invalid_argument, resource_exhausted, unavailable
 from shared.metrics import ExecutorMetrics, Load
@@ -58,6 +59,7 @@ class Engine:
         self.scheduler = Scheduler(cache, limits)
         self.jobs = Jobs(
             self.scheduler,
+            cache,
             metrics,
             context_length=model.context_length,
             retry_after_seconds=retry_after_seconds,
@@ -190,8 +192,7 @@ class Engine:
         sequences: list[Sequence] = []
         for row, work in enumerate(works):
             if work.samples and work.sequence.job in self.jobs:
-                first = work.sequence
-                due = [first] if first.job.complete else [first, *self.jobs.begin_others(first)]
+                due = self.jobs.due(work.sequence)
                 rows += [row] * len(due)
                 sequences += due
         if not rows:
@@ -208,8 +209,8 @@ class Engine:
     def _measure(self) -> Load:
         stats = self.cache.stats
         return Load(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            running=self.scheduler.running_requests,
+            waiting=self.scheduler.waiting_requests,
             blocks_total=stats.blocks_total,
             blocks_free=stats.blocks_free,
             blocks_active=stats.blocks_active,

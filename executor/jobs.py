@@ -8,7 +8,9 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from executor.batch import Work
-from executor.requests import Choice, Event, Failed, FinishReason, Generated, Job, Sequence, Started
+from executor.events import Choice, Event, Failed, FinishReason, Generated, Started
+from executor.kv.cache import KVCache
+from executor.requests import Job, Sequence
 from executor.scheduler import Scheduler
 from shared.errors import HermesError, resource_exhausted
 from shared.metrics import ExecutorMetrics
@@ -28,11 +30,18 @@ class Jobs:
     """Owns the live requests; tells their receivers and the metrics. Belongs to the engine's thread."""
 
     def __init__(
-        self, scheduler: Scheduler, metrics: ExecutorMetrics, *, context_length: int, retry_after_seconds: float
+        self,
+        scheduler: Scheduler,
+        cache: KVCache,
+        metrics: ExecutorMetrics,
+        *,
+        context_length: int,
+        retry_after_seconds: float,
     ) -> None:
         """context_length: prompt and answer together, in tokens. retry_after_seconds: what a refused caller is told."""
         self.admissions = Admissions()
         self._scheduler = scheduler
+        self._cache = cache
         self._metrics = metrics
         self._context_length = context_length
         self._retry_after_seconds = retry_after_seconds
@@ -54,6 +63,8 @@ class Jobs:
         if self._scheduler.full:
             self._refuse(job, self._queue_full())
         else:
+            if not (job.request.write_cache and self._cache.publishes(len(job.request.prompt))):
+                job.own = self._cache.private_roots(job.request.scope)
             self._live[job] = None
             self._scheduler.add(job.samples[0])
 
@@ -62,6 +73,7 @@ class Jobs:
         for sequence in (work.sequence for work in works if work.sequence.job.cached_tokens is None):
             job, prompt, cached = sequence.job, len(sequence.request.prompt), sequence.held.cached_tokens
             job.cached_tokens = cached
+            self._cache.count(sequence.held)
             if job.request.generates:
                 before = self.admissions
                 self.admissions = Admissions(
@@ -70,20 +82,21 @@ class Jobs:
                 self._metrics.admitted(prompt, cached)
             self._tell(job, Started(prompt, cached))
 
-    def begin_others(self, first: Sequence) -> list[Sequence]:
-        """Begins the other samples where the first one is: they share its blocks until their own first token.
+    def due(self, sequence: Sequence) -> list[Sequence]:
+        """The samples that choose a token now that all tokens of this one have run.
 
-        Returns those that run now; the others wait for a place.
+        With its prompt computed a request's other samples begin where the first one is, and share its blocks until
+        their own first token; those that find no place wait for one. Samples that were stopped before end here.
         """
-        others = first.job.begin_others()
-        for sequence in others:
-            if sequence.index in first.job.stopped:
-                self.conclude(sequence, FinishReason.STOP)
-            elif first.blocks is not None:
-                self._scheduler.fork(first, sequence)
-            else:
-                self._scheduler.add(sequence)
-        return [sequence for sequence in others if sequence.blocks is not None]
+        job = sequence.job
+        if job.complete:
+            return [sequence]
+        others = job.begin_others()
+        for other in others:
+            if other.index not in job.stopped:
+                self._scheduler.fork(sequence, other)
+        self._end_stopped(job)
+        return [sample for sample in job.samples if sample.blocks is not None]
 
     def extend(self, sequence: Sequence, choice: Choice) -> None:
         """Adds a chosen token, and ends the answer where it ends."""
@@ -107,38 +120,38 @@ class Jobs:
         job.unfinished -= 1
         sequence.ended = True
         if not job.unfinished:
-            del self._live[job]
+            self._forget(job)
         if job.request.generates:
             self._metrics.finished(reason.name.lower())
         if job.cached_tokens is None:  # stopped while it waited
             job.cached_tokens = 0
             self._tell(job, Started(len(job.request.prompt), 0))
         self._tell(job, sequence.finished(reason, stop_token_id))
-        if job in self._live and not job.complete:  # the first one ended before the others could begin
-            self.begin_others(sequence)
 
     def stop_sample(self, job: Job, index: int) -> None:
-        """Ends a sample as if a stop token had come, now or as soon as it begins."""
+        """Ends a sample as if a stop token had come: now, or when the prompt is computed that the others need too."""
         if job not in self._live:
             return
         job.stopped.add(index)
-        if index < len(job.samples) and not job.samples[index].ended:
-            self.conclude(job.samples[index], FinishReason.STOP)
+        if len(job.stopped) == job.request.sampling.samples and not job.complete:
+            job.begin_others()
+        if job.complete:
+            self._end_stopped(job)
 
     def leave(self, job: Job) -> None:
         """Takes a request out whose caller went away. What it computed stays in the tree."""
         if job in self._live:
-            del self._live[job]
+            self._forget(job)
             for sequence in job.samples:
                 self._release(sequence)
 
     def fail(self, jobs: Iterable[Job], error: HermesError) -> None:
         """Ends requests with an error. What their last step wrote is not trusted."""
         for job in jobs:
-            del self._live[job]
+            self._forget(job)
             for sequence in job.samples:
                 if sequence.blocks is not None:
-                    sequence.blocks.abandon()
+                    sequence.blocks.release()
                 self._release(sequence)
             self._refuse(job, error)
 
@@ -154,12 +167,22 @@ class Jobs:
         while self._deserted:
             self.leave(self._deserted.pop())
 
+    def _end_stopped(self, job: Job) -> None:
+        for index in sorted(job.stopped):
+            if not job.samples[index].ended:
+                self.conclude(job.samples[index], FinishReason.STOP)
+
     def _release(self, sequence: Sequence) -> None:
         """Takes a sequence out of everything. What it computed stays in the tree."""
         self._scheduler.remove(sequence)
         if sequence.blocks is not None:
-            sequence.blocks.finish(sequence.tokens, sequence.computed)
-            sequence.blocks = None
+            sequence.leave()
+
+    def _forget(self, job: Job) -> None:
+        """The request is live no more."""
+        del self._live[job]
+        if job.own is not None:
+            job.own.leave()
 
     def _refuse(self, job: Job, error: HermesError) -> None:
         self._metrics.failed(error.reason)
@@ -176,6 +199,6 @@ class Jobs:
     def _queue_full(self) -> HermesError:
         return resource_exhausted(
             "QUEUE_FULL",
-            f"The executor's queue is full ({len(self._scheduler.waiting)} requests wait); try again later.",
+            f"The executor's queue is full ({self._scheduler.waiting_requests} requests wait); try again later.",
             retry_after=self._retry_after_seconds,
         )

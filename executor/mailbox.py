@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from executor.requests import Event
+from executor.events import Event
 
 
 class Mailbox:

@@ -7,7 +7,7 @@ from typing import Final
 
 from google.protobuf import duration_pb2
 
-from executor.requests import Choice, Event, Failed, Finished, FinishReason, Generated, Started
+from executor.events import Choice, Event, Failed, Finished, FinishReason, Generated, Started
 from hermes.v1 import executor_pb2, types_pb2
 
 Response = executor_pb2.ExecutorGenerateResponse

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from shared.errors import HermesError
+from executor.events import Deliver, Finished, FinishReason, Usage
+from executor.kv.node import NOTHING, Match
 
 if TYPE_CHECKING:
-    from executor.kv.node import Scope
+    from executor.kv.node import Node, Scope
+    from executor.kv.private import PrivateRoots
     from executor.kv.sequence import SequenceBlocks
     from executor.sampler import TokenHistory, TokenRules
 
@@ -71,78 +72,9 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("a request needs a prompt: its last token gives the first logits")
+        if self.sampling.samples > 1 and not self.generates:
+            raise ValueError("a request that generates nothing has no samples that could differ")
 
-
-class FinishReason(enum.Enum):
-    """Why an answer ended; one that failed ends with an error instead."""
-
-    STOP = enum.auto()
-    LENGTH = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The prompt was admitted and matched."""
-
-    prompt_tokens: int
-    cached_tokens: int
-
-
-class TokenLogprob(NamedTuple):
-    """How likely the model itself held a token, before penalties and temperature."""
-
-    token_id: int
-    logprob: float
-
-
-class Choice(NamedTuple):
-    """A chosen token, with its log-probability and the likeliest tokens at its place where those were asked for."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A token of one sample was chosen."""
-
-    index: int
-    choice: Choice
-
-
-class Usage(NamedTuple):
-    """Token counts of a whole request, all samples together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """One sample ended, and its blocks are released. Durations are in seconds."""
-
-    index: int
-    reason: FinishReason
-    stop_token_id: int | None
-    usage: Usage | None
-    """On the last sample to finish."""
-    queue_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request ended with an error."""
-
-    error: HermesError
-
-
-Event = Started | Generated | Finished | Failed
-Deliver = Callable[[Event], None]
-"""Takes a request's events, on the engine's thread and in order."""
 
 _arrivals: Final = itertools.count()
 _MOST_OWNERS: Final = 4
@@ -156,9 +88,11 @@ class Job:
     request: Request
     deliver: Deliver
     samples: list[Sequence] = field(default_factory=list)
-    """The first one from the start; the others when its prompt is computed, or when it ended before."""
+    """The first one from the start, to compute the prompt for all; the others when that is done."""
     stopped: set[int] = field(default_factory=set)
-    """Samples that were stopped before they began."""
+    """Samples that were stopped; those that had not begun then end as soon as they do."""
+    own: PrivateRoots | None = None
+    """Where its samples share what they publish, if nobody else may find that."""
     rules: TokenRules | None = None
     """Its biases and limits on tokens, as tensors."""
     unfinished: int = field(init=False)
@@ -187,6 +121,12 @@ class Job:
         generated = sum(sample.generated for sample in self.samples)
         return Usage(len(self.request.prompt), generated, self.cached_tokens or 0)
 
+    def nodes(self) -> Iterator[Node]:
+        """The nodes of the tree that its samples read; one that several read comes as often."""
+        for sample in self.samples:
+            if sample.blocks is not None:
+                yield from sample.blocks.path
+
     def waits_for(self, owner: Job) -> bool:
         """Whether it waits for a prefix that another request is computing: not for ever new ones who then go away."""
         if owner is not self.owner:
@@ -197,8 +137,10 @@ class Job:
         return True
 
     def begin_others(self) -> list[Sequence]:
-        """The samples besides the first, new."""
-        others = [Sequence(self, index) for index in range(1, self.request.sampling.samples)]
+        """The samples besides the first, new. They know what that one has computed."""
+        first = self.samples[0]
+        known = max(first.known, first.computed)
+        others = [Sequence(self, index, known=known) for index in range(1, self.request.sampling.samples)]
         self.samples += others
         return others
 
@@ -213,6 +155,10 @@ class Sequence:
     """The prompt and what was generated after it."""
     computed: int = 0
     """How many of the tokens have their keys and values in the pool, shared ones included."""
+    known: int = 0
+    """How many of its first tokens its own request had computed when it began to wait."""
+    found: Match = NOTHING
+    """What the tree had of its tokens at the last look, while it waits."""
     blocks: SequenceBlocks | None = None
     """Held from admission on; waiting sequences hold none."""
     history: TokenHistory | None = None
@@ -252,6 +198,18 @@ class Sequence:
         return self.blocks
 
     @property
+    def readable(self) -> int:
+        """How many of its first tokens it may look up among what all requests share."""
+        if self.request.read_cache:
+            return len(self.tokens)
+        return 0 if self.job.own else self.known  # what its own request put there it finds again
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was admitted before; one that waits was preempted then."""
+        return self.admitted > 0
+
+    @property
     def order(self) -> tuple[int, int]:
         """Sorts by arrival, and the samples of one request by their index."""
         return self.job.arrival, self.index
@@ -260,7 +218,15 @@ class Sequence:
         """Runs from now on, with so many tokens computed already."""
         self.blocks = blocks
         self.computed = computed
+        self.found = NOTHING
         self.admitted = self.admitted or time.monotonic()
+
+    def leave(self) -> None:
+        """Gives its blocks back. What it computed stays in the tree for as long as there is room."""
+        self.held.finish(self.tokens, self.computed)
+        self.blocks = None
+        self.known = max(self.known, self.computed)
+        self.computed = 0
 
     def since_last_token(self) -> float:
         """Seconds since the last token, or since the arrival where none has come yet."""

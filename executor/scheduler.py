@@ -13,13 +13,15 @@ says so by itself.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from executor.batch import Work
 from executor.kv.cache import KVCache
+from executor.kv.node import Match
 from executor.kv.pool import OutOfBlocks
-from executor.requests import Sequence
+from executor.requests import Job, Sequence
 
 _LOOKAHEAD: Final = 64  # waiting sequences that a step looks at; each costs a match
 _WORTH_WAITING_TOKENS: Final = 16  # for less, a step's delay costs more than it saves
@@ -37,20 +39,6 @@ class SchedulerLimits:
     max_waiting: int
 
 
-class _Candidate(NamedTuple):
-    """A waiting sequence, and how far the tree carries it now."""
-
-    sequence: Sequence
-    cached: int
-
-    @property
-    def turn(self) -> tuple[float, int]:
-        """Its place in the order of arrival, put back by what it would have to compute."""
-        computed = 1.0 - self.cached / len(self.sequence.tokens)
-        arrival, index = self.sequence.order
-        return arrival + MAX_OVERTAKEN * computed, index
-
-
 class Scheduler:
     """Owns which sequences wait and which run; the engine's thread alone calls it."""
 
@@ -58,8 +46,9 @@ class Scheduler:
         if limits.max_running > limits.max_batch_tokens:
             raise ValueError("every running sequence must find room for its token in a step")
         self.waiting: list[Sequence] = []
+        """In order of arrival, but first those that ran before."""
         self.running: list[Sequence] = []
-        """Both in order of arrival: the last one that runs is the first to give way."""
+        """In order of arrival: the last one is the first to give way."""
         self.starved: list[Sequence] = []
         """Sequences of the last `schedule` that have all the pool to themselves and found no block: they end there."""
         self.shut_out: list[Sequence] = []
@@ -71,14 +60,24 @@ class Scheduler:
         self._limits = limits
 
     @property
+    def running_requests(self) -> int:
+        """Requests of which a sample runs."""
+        return len(_jobs(self.running))
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests of which no sample runs."""
+        return len(_jobs(self.waiting) - _jobs(self.running))
+
+    @property
     def full(self) -> bool:
-        """Whether the queue has no room for another sequence."""
-        room = max(self._limits.max_running - len(self.running), 0)
-        return len(self.waiting) >= self._limits.max_waiting + room
+        """Whether the queue has no room for another request."""
+        places = max(self._limits.max_running - len(self.running), 0)
+        return self.waiting_requests >= self._limits.max_waiting + places
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence by its arrival."""
-        insort(self.waiting, sequence, key=_order)
+        """Queues a sequence by its arrival; one that ran before goes ahead of those that did not."""
+        insort(self.waiting, sequence, key=_queue_order)
 
     def fork(self, source: Sequence, sequence: Sequence) -> None:
         """Lets a sample run from where another one is; queues it where it can get no place or no block."""
@@ -116,42 +115,52 @@ class Scheduler:
         return list(plan.values())
 
     def _admit(self) -> None:
-        """Lets waiting sequences run while their blocks fit, each in its turn."""
-        promised = sum(max(len(s.tokens) - s.held.reserved, 0) for s in self.running)
-        for sequence, cached in self._candidates():
+        """Lets waiting sequences run, each in its turn, while there is room for the next one."""
+        for sequence in self._in_turn():
             if len(self.running) >= self._limits.max_running:
                 return
-            owner, new = self._owner_of_next(sequence, cached), not sequence.job.owners
-            if owner is not None and sequence.job.waits_for(owner.job):
-                self.waited_requests += new
+            found = self._look(sequence)  # anew: who was admitted before it may have taken the place of what it found
+            if self._waits_for_owner(sequence, found):
                 continue
-            request = sequence.request
-            # A block for each running sequence to go on with besides, or they would take this one's at once.
-            length = len(sequence.tokens) + promised + len(self.running) * self._cache.block_size
-            if not self._cache.can_admit(request.scope, sequence.tokens, length, read=request.read_cache):
-                if self.running:
-                    return
-                # One that ran before has grown past what is there; a new one fitted, but for what is pinned.
-                (self.starved if sequence.generated else self.shut_out).append(sequence)
-                self.waiting.remove(sequence)
-                continue
-            # Judged by the prompt: one that was preempted has its answer behind it.
-            keeps = request.write_cache and len(request.prompt) >= self._cache.min_cached_tokens
-            blocks = self._cache.open(request.scope, sequence.tokens, read=request.read_cache, write=keeps)
-            promised += max(len(sequence.tokens) - blocks.reserved, 0)
-            sequence.enter(blocks, blocks.cached_tokens)
-            self.waiting.remove(sequence)
-            insort(self.running, sequence, key=_order)
+            if self._has_room(sequence, found):
+                self._enter(sequence, found)
+            elif self.running:
+                return
+            else:
+                self._give_up(sequence)
 
-    def _candidates(self) -> list[_Candidate]:
+    def _in_turn(self) -> list[Sequence]:
         """The waiting sequences that have been here longest, in the order of their turns."""
         if len(self.running) >= self._limits.max_running:
             return []
-        found = [
-            _Candidate(s, self._cache.match(s.request.scope, s.tokens) if s.request.read_cache else 0)
-            for s in self.waiting[:_LOOKAHEAD]
-        ]
-        return sorted(found, key=lambda candidate: candidate.turn)
+        turns = {sequence: self._turn(sequence) for sequence in self.waiting[:_LOOKAHEAD]}
+        return sorted(turns, key=turns.__getitem__)
+
+    def _turn(self, sequence: Sequence) -> tuple[bool, float, int]:
+        """Its place in the order of arrival, put back by what it would have to compute; first of all if it ran before.
+
+        Requests have arrival numbers of their own, so those that the tree helps alike keep their order.
+        """
+        arrival, index = sequence.order
+        if sequence.ran:
+            return False, arrival, index
+        computed = 1.0 - self._look(sequence).length / len(sequence.tokens)
+        return True, arrival + MAX_OVERTAKEN * computed, index
+
+    def _look(self, sequence: Sequence) -> Match:
+        """What the tree has of its tokens now, but for the last one, and what its own request keeps to itself."""
+        scope, own, limit = sequence.request.scope, sequence.job.own, len(sequence.tokens) - 1
+        sequence.found = self._cache.find(scope, sequence.tokens, min(sequence.readable, limit), sequence.found)
+        return own.extend(sequence.found, sequence.tokens, limit) if own else sequence.found
+
+    def _waits_for_owner(self, sequence: Sequence, found: Match) -> bool:
+        """Whether another request is about to publish what it needs next, so that it need not compute that too."""
+        new = not sequence.job.owners
+        owner = self._owner_of_next(sequence, found.length)
+        if owner is None or not sequence.job.waits_for(owner.job):
+            return False
+        self.waited_requests += new
+        return True
 
     def _owner_of_next(self, sequence: Sequence, cached: int) -> Sequence | None:
         """The running prefill that is about to publish the block at which the tree's part of this prompt ends."""
@@ -167,6 +176,27 @@ class Scheduler:
                 if gained >= min(size, _WORTH_WAITING_TOKENS) and owner.tokens[:start] == tokens[:start]:
                     return owner
         return None
+
+    def _has_room(self, sequence: Sequence, found: Match) -> bool:
+        """Whether its tokens fit beside what the running sequences have been promised and not taken yet.
+
+        With a block for each of those to go on with besides, or they would take this one's at once.
+        """
+        promised = sum(max(len(s.tokens) - s.held.reserved, 0) for s in self.running)
+        further = len(self.running) * self._cache.block_size
+        return self._cache.can_admit(found, len(sequence.tokens) + promised + further)
+
+    def _enter(self, sequence: Sequence, found: Match) -> None:
+        blocks = self._cache.open(sequence.request.scope, found, sequence.job.own)
+        sequence.enter(blocks, blocks.cached_tokens)
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_order)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """It has the pool to itself, and cannot go on."""
+        # One that has an answer has grown past what is there; any other fitted, but for what is pinned.
+        (self.starved if sequence.generated else self.shut_out).append(sequence)
+        self.remove(sequence)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """How many tokens it runs now: all that remain, else as many as fit, up to a block boundary if one is there."""
@@ -185,8 +215,7 @@ class Scheduler:
             except OutOfBlocks:
                 youngest = self.running[-1]
                 if youngest is sequence and len(self.running) == 1:
-                    self.running.pop()
-                    self.starved.append(sequence)
+                    self._give_up(sequence)
                     return False
                 plan.pop(id(youngest), None)
                 self._preempt(youngest)
@@ -199,14 +228,20 @@ class Scheduler:
         """Takes a running sequence's blocks. What it computed stays in the tree for as long as there is room."""
         self.preemptions += 1
         self.running.remove(sequence)
-        sequence.held.finish(sequence.tokens, sequence.computed)
-        sequence.blocks = None
-        sequence.computed = 0
+        sequence.leave()
         self.add(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
+
+
+def _queue_order(sequence: Sequence) -> tuple[bool, int, int]:
+    return not sequence.ran, *sequence.order
+
+
+def _jobs(sequences: Iterable[Sequence]) -> set[Job]:
+    return {sequence.job for sequence in sequences}
 
 
 def _agreed(left: list[int], right: list[int]) -> int:

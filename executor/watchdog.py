@@ -30,10 +30,13 @@ class Watchdog:
         self._hangs = False
 
     async def watch(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Tells whether the engine steps, whenever that changes. Until it is cancelled."""
+        """Tells whether the engine steps, whenever that changes. Until it is cancelled; what fails is tried again."""
         while True:
             await asyncio.sleep(min(_LOOK_SECONDS, self._limit_seconds / 2))
-            await self.look(tell)
+            try:
+                await self.look(tell)
+            except Exception:
+                log.exception("the health of the engine could not be told; trying again")
 
     async def look(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """Looks once."""
@@ -41,9 +44,9 @@ class Watchdog:
         hangs = busy > self._limit_seconds
         if hangs == self._hangs:
             return
+        await tell(not hangs)
         self._hangs = hangs
         if hangs:
             log.error("the engine hangs: a step has run for %.0f s; requests wait, health is NOT_SERVING", busy)
         else:
             log.warning("the engine steps again")
-        await tell(not hangs)

@@ -1,20 +1,18 @@
 """The cache as the engine holds it: one pool, one tree over it, and the sequences that run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from executor.kv.description import Branch, describe
 from executor.kv.eviction import Evictor, IdleLeaves, KVLimits
 from executor.kv.integrity import check_pins, check_references, check_tree
-from executor.kv.node import Scope
+from executor.kv.node import NOTHING, Match, Node, Scope
 from executor.kv.pins import Pins
 from executor.kv.pool import BlockPool
+from executor.kv.private import PrivateRoots
 from executor.kv.sequence import SequenceBlocks
-from executor.kv.tree import Match, PrefixTree
-
-NOTHING: Final = Match([], None, 0)
+from executor.kv.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class KVStats:
     evicted_blocks: int
     pruned_branches: int
     copied_tokens: int
-    """Reused by copying part of a block; not what forks copy, which saves a prompt nothing."""
+    """Of what requests found, the part that was reused by copying."""
 
 
 class KVCache:
@@ -62,7 +60,7 @@ class KVCache:
             on_idle=idle.push,
             clock=clock,
         )
-        self.pins = Pins(self.tree, pool.usable_blocks, limits)
+        self.pins = Pins(self.tree, pool, limits)
         self._clock = clock
         self._limits = limits
         self._evictor = Evictor(pool, self.tree, idle, limits)
@@ -74,16 +72,6 @@ class KVCache:
         return self.pool.block_size
 
     @property
-    def min_copy_tokens(self) -> int:
-        """Fewest rows of a block that a prompt takes without sharing all of it."""
-        return self._limits.min_copy_tokens
-
-    @property
-    def min_cached_tokens(self) -> int:
-        """Shorter prompts are not published."""
-        return self._limits.min_cached_tokens
-
-    @property
     def capacity(self) -> int:
         """Tokens that the pool holds at most. What is longer can never run."""
         return self.pool.usable_blocks * self.pool.block_size
@@ -93,42 +81,56 @@ class KVCache:
         """Blocks that are free, or that may be evicted because neither sequences nor pins hold them."""
         return self._evictor.available_blocks
 
-    def open(self, scope: Scope, prompt: Sequence[int], *, read: bool, write: bool) -> SequenceBlocks:
-        """A sequence that begins with what the tree has of the prompt, but for its last token. O(prompt length).
+    def publishes(self, prompt_length: int) -> bool:
+        """Whether a request with so long a prompt leaves anything for others. Else it needs `private_roots`."""
+        return self._limits.prefix_cache and prompt_length >= self._limits.min_cached_tokens
 
-        Rows of a block that agrees in part are copied, unless no block is left to copy them to. Without `read` it
-        finds nothing; without `write`, or with a prompt that is too short, what it publishes goes when it ends.
+    def private_roots(self, scope: Scope) -> PrivateRoots:
+        """For a request that publishes to nobody else; it leaves them when it ends."""
+        return PrivateRoots(self.tree, scope)
+
+    def find(self, scope: Scope, tokens: Sequence[int], limit: int, known: Match = NOTHING) -> Match:
+        """What the tree has of the first `limit` tokens. Holds and counts nothing. O(limit).
+
+        `known` is what was found for the same tokens before; what is still there of it is not looked up again.
         """
-        match = self.tree.match(scope, prompt, len(prompt) - 1) if read else NOTHING
-        if write and self._limits.prefix_cache and len(prompt) >= self._limits.min_cached_tokens:
-            root = self.tree.enter(scope)
-        else:
-            root = self.tree.roots.enter_anonymous(scope, start=len(match.path) * self.block_size)
-        sequence = SequenceBlocks(self.pool, self.tree, self._evictor, self._sequences, root=root, path=match.path)
-        sequence.count_hit()
-        if match.source is not None:
-            try:
-                sequence.copy_on_write(match.source, match.rows)
-            except BaseException:
-                sequence.release()
-                raise
-            self._copied_tokens += sequence.copied_tokens
+        return self.tree.match(scope, tokens, limit, known)
+
+    def open(self, scope: Scope, found: Match, own: PrivateRoots | None = None) -> SequenceBlocks:
+        """A sequence that begins with what was found a moment ago: nothing may have left the tree since. O(blocks).
+
+        It publishes for all who find the scope, or below `own`. Rows of a block that agrees in part are copied, unless
+        no block is left to copy them to.
+        """
+        # To enter a scope may drop idle roots, but only where the scope has none, and then nothing was found in it.
+        root = self.tree.enter(scope) if own is None else own.enter(found.path)
+        sequence = SequenceBlocks(self.pool, self.tree, self._evictor, self._sequences, root=root, path=found.path)
+        try:
+            sequence.begin(found)
+        except BaseException:
+            sequence.release()
+            raise
         return sequence
 
+    def count(self, sequence: SequenceBlocks) -> None:
+        """Counts what a request found; once for each, however often its samples are opened."""
+        self.tree.hit(sequence.found)
+        self._copied_tokens += sequence.copied_tokens
+
     def match(self, scope: Scope, prompt: Sequence[int]) -> int:
-        """How many tokens `open` would find. Holds and counts nothing."""
-        return self._length(self.tree.match(scope, prompt, len(prompt) - 1))
+        """How many tokens of a prompt are there, of all but the last. Holds and counts nothing."""
+        return self.tree.match(scope, prompt, len(prompt) - 1).length
 
     def covers(self, scope: Scope, tokens: Sequence[int]) -> int:
         """As `match`, but all of the tokens may be found, the last one too. As many a pin would hold."""
-        return self._length(self.tree.match(scope, tokens, len(tokens)))
+        return self.tree.match(scope, tokens, len(tokens)).length
 
     def keepable(self, length: int) -> int:
         """How many tokens of a prompt of this length stay in the tree: `covers` when it has all that it can have.
 
         The others fill too little of a block to be worth copying, or the prompt is too short to be published.
         """
-        if not self._limits.prefix_cache or length < self._limits.min_cached_tokens:
+        if not self.publishes(length):
             return 0
         rest = length % self.block_size
         return length if rest >= self._limits.min_copy_tokens else length - rest
@@ -142,25 +144,25 @@ class KVCache:
         self.pins.drop(namespace)
         return sum(self.tree.forget(root) for root in self.tree.roots.of(namespace))
 
-    def describe(self, namespace: str | None, max_branches: int) -> list[Branch]:
-        """The largest branches of a namespace, or of all for None. O(nodes)."""
-        return describe(self.tree, namespace, max_branches, self._clock())
+    def describe(
+        self, namespace: str | None, max_branches: int, requests: Iterable[Iterable[Node]] = ()
+    ) -> list[Branch]:
+        """The largest branches of a namespace, or of all for None. O(nodes).
+
+        `requests` are the nodes that each running request reads, to count who runs on a branch.
+        """
+        return describe(self.tree, namespace, max_branches, self._clock(), requests)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that so many tokens of one sequence take."""
         return -(-tokens // self.block_size)
 
-    def can_hold(self, tokens: int) -> bool:
-        """Whether so many tokens would get slots now, with nothing shared."""
-        return self.blocks_for(tokens) <= self.available_blocks
-
-    def can_admit(self, scope: Scope, prompt: Sequence[int], length: int, *, read: bool = True) -> bool:
-        """Whether this prompt, opened now, could reserve `length` tokens.
+    def can_admit(self, found: Match, length: int) -> bool:
+        """Whether a sequence that is opened now on what was found could reserve `length` tokens.
 
         Blocks that sequences or pins hold cost nothing; those that it finds idle are as good as evicted.
         """
-        path = self.tree.match(scope, prompt, len(prompt) - 1).path if read else []
-        held = sum(node.is_held for node in path)
+        held = sum(node.is_held for node in found.path)
         return self.blocks_for(length) - held <= self.available_blocks
 
     def reclaim(self) -> None:
@@ -195,6 +197,3 @@ class KVCache:
         check_tree(self.tree, self.pool)
         check_references(self.tree, self.pool, self._sequences)
         check_pins(self.tree, self.pins)
-
-    def _length(self, found: Match) -> int:
-        return len(found.path) * self.block_size + found.rows

@@ -1,6 +1,7 @@
 """The tree as people look at it: its branches, the largest first."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
@@ -27,7 +28,7 @@ class Branch:
     children: int
     """Branches that go on from its end."""
     running: int
-    """Sequences that read it, or its beginning."""
+    """Requests that read it, or its beginning."""
     hits: int
     """Requests that found it, or its beginning."""
     idle: float
@@ -37,12 +38,18 @@ class Branch:
     """Its first tokens, HEAD_TOKENS at most."""
 
 
-def describe(tree: PrefixTree, namespace: str | None, max_branches: int, now: float) -> list[Branch]:
-    """The branches that requests can find, those with most tokens first. `now` is the tree's clock. O(nodes)."""
-    return nlargest(max_branches, _branches(tree, namespace, now), key=lambda branch: branch.tokens)
+def describe(
+    tree: PrefixTree, namespace: str | None, max_branches: int, now: float, requests: Iterable[Iterable[Node]]
+) -> list[Branch]:
+    """The branches that requests can find, those with most tokens first. O(nodes).
+
+    `now` is the tree's clock. `requests` are the nodes that each request reads; one may come twice.
+    """
+    readers = Counter(node for nodes in requests for node in set(nodes))
+    return nlargest(max_branches, _branches(tree, namespace, now, readers), key=lambda branch: branch.tokens)
 
 
-def _branches(tree: PrefixTree, namespace: str | None, now: float) -> Iterator[Branch]:
+def _branches(tree: PrefixTree, namespace: str | None, now: float, readers: Counter[Node]) -> Iterator[Branch]:
     waiting = [(child, root.serial) for root in tree.roots.of(namespace) for child in root.children]
     while waiting:
         first, parent_id = waiting.pop()
@@ -50,10 +57,10 @@ def _branches(tree: PrefixTree, namespace: str | None, now: float) -> Iterator[B
         while len(last.children) == 1:
             last = last.children[0]
         waiting.extend((child, first.serial) for child in last.children)
-        yield _branch(first, last, parent_id, now)
+        yield _branch(first, last, parent_id, now, readers[first])
 
 
-def _branch(first: Node, last: Node, parent_id: int, now: float) -> Branch:
+def _branch(first: Node, last: Node, parent_id: int, now: float, readers: int) -> Branch:
     """The first node tells for all: who reads, finds, uses or pins one of the others does so to it."""
     return Branch(
         id=first.serial,
@@ -62,7 +69,7 @@ def _branch(first: Node, last: Node, parent_id: int, now: float) -> Branch:
         start=first.start,
         tokens=last.end - first.start,
         children=len(last.children),
-        running=first.references,
+        running=readers,
         hits=first.hits,
         idle=0.0 if first.references else max(now - first.used_at, 0.0),
         pinned=first.pins > 0,

@@ -32,6 +32,8 @@ def check_tree(tree: PrefixTree, pool: BlockPool) -> None:
             _require(not stored_twice, f"a child of the node at {parent.start} begins with another")
     for root in tree.roots:
         _require(bool(root.children or root.references), "an empty root was kept")
+        read = all(node.references for node in root.walk() if node is not root)
+        _require(not root.anonymous or root.references > 0 or read, "an anonymous root was left, and kept")
         found = tree.roots.find(root.scope) is root
         _require(found != root.anonymous, "a root is not found under its scope, or an anonymous one is")
 
@@ -79,7 +81,6 @@ def _check_node(node: Node, block_size: int) -> None:
     _require(node.start == parent.end, f"the node at {node.start} does not follow its parent")
     _require(0 < len(node.tokens) <= block_size, f"the node at {node.start} holds {len(node.tokens)} tokens")
     _require(len(node.tokens) == block_size or not node.children, "a partial node has children")
-    _require(not node.root.anonymous or node.references > 0, "an anonymous node is kept without readers")
     if parent is not node.root:
         _require(parent.references >= node.references, f"the node at {node.start} has more readers than its parent")
         idle = not parent.references

@@ -6,7 +6,7 @@ the wanted tokens, and the one that they begin with. Tokens themselves are compa
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -93,9 +93,10 @@ class Node:
 
 
 class Root(Node):
-    """Where the prefixes of one scope begin. It has no block; its references are the sequences that publish below it.
+    """Where the prefixes of one scope begin. It has no block; its references are those who publish below it.
 
-    Nobody finds an anonymous root, and its nodes go with the last sequence that reads them.
+    Nobody finds an anonymous root by its scope. Its nodes go with the last who is in it, and those that sequences
+    read then go with their last reader.
     """
 
     __slots__ = ("anonymous", "scope")
@@ -104,6 +105,22 @@ class Root(Node):
         super().__init__(tokens=(), block=NO_BLOCK, start=start, root=self, parent=None, serial=ROOT_SERIAL)
         self.scope = scope
         self.anonymous = anonymous
+
+
+class Match(NamedTuple):
+    """What the tree has of a prompt: whole blocks to share, then the first `rows` rows of one more to copy."""
+
+    path: Sequence[Node]
+    source: Node | None
+    rows: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens that is."""
+        return (self.path[-1].end if self.path else 0) + self.rows
+
+
+NOTHING: Final = Match((), None, 0)
 
 
 def _tokens_of(node: Node) -> Tokens:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from executor.kv.eviction import KVLimits
 from executor.kv.node import Node, Scope
+from executor.kv.pool import BlockPool
 from executor.kv.tree import PrefixTree
 
 
@@ -48,11 +49,12 @@ class _Held(NamedTuple):
 class Pins:
     """All pins. Owned by the engine's thread."""
 
-    def __init__(self, tree: PrefixTree, usable_blocks: int, limits: KVLimits) -> None:
+    def __init__(self, tree: PrefixTree, pool: BlockPool, limits: KVLimits) -> None:
         self._tree = tree
+        self._block_size = pool.block_size
         self._held: dict[str, _Held] = {}
         self._next_end = math.inf  # no pin ends before; may be early, never late
-        self.limit = int(limits.max_pinned * usable_blocks)
+        self.limit = int(limits.max_pinned * pool.usable_blocks)
         """Blocks that pins hold at most, each counted once."""
 
     @property
@@ -70,16 +72,18 @@ class Pins:
         nothing, the pin holds nothing. Raises PinLimitError where too much would be pinned, and then has changed
         nothing.
         """
-        found = self._tree.match(scope, tokens, len(tokens))
-        path = [*found.path, found.source] if found.source else found.path
-        more = sum(not node.pins for node in path)
-        if self._tree.pinned + more > self.limit:
-            raise PinLimitError(more, self._tree.pinned, self.limit)
+        path = self._path(scope, tokens)
+        self._check(sum(not node.pins for node in path))
         self._tree.pin(path)
         pin = Pin(secrets.token_hex(8), len(path))  # no count from 1: an id from before a restart must name nothing
         self._held[pin.id] = _Held(scope.namespace, until, tuple(path))
         self._next_end = min(self._next_end, until)
         return pin
+
+    def check(self, scope: Scope, tokens: Sequence[int]) -> None:
+        """Raises PinLimitError where all of these tokens, once the tree has them, could not be pinned. O(tokens)."""
+        pinned = sum(node.pins > 0 for node in self._path(scope, tokens))
+        self._check(-(-len(tokens) // self._block_size) - pinned)
 
     def unpin(self, pin_id: str) -> None:
         """Ends a pin. Raises UnknownPinError where there is none of this name."""
@@ -108,3 +112,12 @@ class Pins:
     def paths(self) -> Iterator[tuple[Node, ...]]:
         """What each pin holds; for checks."""
         return (held.nodes for held in self._held.values())
+
+    def _path(self, scope: Scope, tokens: Sequence[int]) -> list[Node]:
+        """What the tree has of the tokens now."""
+        found = self._tree.match(scope, tokens, len(tokens))
+        return [*found.path, found.source] if found.source else list(found.path)
+
+    def _check(self, more: int) -> None:
+        if self._tree.pinned + more > self.limit:
+            raise PinLimitError(more, self._tree.pinned, self.limit)

@@ -33,28 +33,23 @@ class Roots:
         return [root for root in self._by_scope.values() if namespace in (None, root.scope.namespace)]
 
     def enter(self, scope: Scope) -> Root:
-        """The scope's root, made if it is not there. `leave` it in the end."""
+        """The scope's root, made if it is not there. `PrefixTree.leave` it in the end."""
         root = self._by_scope.pop(scope, None) or Root(scope)
         self._by_scope[scope] = root
         root.references += 1
         return root
 
     def enter_anonymous(self, scope: Scope, *, start: int = 0) -> Root:
-        """A new root that nobody finds, for blocks from position `start` on. `leave` it in the end."""
+        """A new root that nobody finds, for blocks from position `start` on. `PrefixTree.leave` it in the end."""
         root = Root(scope, start=start, anonymous=True)
         self._anonymous.add(root)
         root.references += 1
         return root
 
     def join(self, root: Root) -> Root:
-        """Enters a root that somebody is in, whether it can be found or not. `leave` it in the end."""
+        """Enters a root that somebody is in, whether it can be found or not. `PrefixTree.leave` it in the end."""
         root.references += 1
         return root
-
-    def leave(self, root: Root) -> None:
-        """Ends one of these. A root that is empty then goes."""
-        root.references -= 1
-        self.drop_if_empty(root)
 
     def forget(self, root: Root) -> None:
         """Nobody finds this root from now on. Who is in it stays."""

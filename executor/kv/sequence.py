@@ -13,7 +13,7 @@ the first private block, and the shared one is never written. A fork starts in t
 from collections.abc import Sequence
 
 from executor.kv.eviction import Evictor
-from executor.kv.node import Node, Root, Tokens
+from executor.kv.node import Match, Node, Root, Tokens
 from executor.kv.pool import BlockPool
 from executor.kv.tree import PrefixTree
 
@@ -25,7 +25,18 @@ class SequenceBlocks:
     change neither.
     """
 
-    __slots__ = ("_evictor", "_open", "_pool", "_root", "_tree", "cached_tokens", "copied_tokens", "path", "table")
+    __slots__ = (
+        "_evictor",
+        "_open",
+        "_pool",
+        "_root",
+        "_tree",
+        "cached_tokens",
+        "copied_tokens",
+        "found",
+        "path",
+        "table",
+    )
 
     def __init__(
         self,
@@ -54,6 +65,8 @@ class SequenceBlocks:
         """Tokens at the beginning that the tree had. None for a fork, which asked for nothing."""
         self.copied_tokens = 0
         """Of these the last, whose rows were copied from a block that agrees in part."""
+        self.found: Sequence[Node] = ()
+        """The nodes that had them."""
         tree.acquire(self.path)
         sequences.add(self)
 
@@ -77,26 +90,15 @@ class SequenceBlocks:
         """Whether others find what it publishes."""
         return not self._root.anonymous
 
-    def count_hit(self) -> None:
-        """Before anything is reserved: what it reads is what a request found."""
-        self._tree.hit(self.path)
-        self.cached_tokens = self.reserved
+    def begin(self, found: Match) -> None:
+        """Before anything is reserved: its path is what a request found, and the rows of one more block are copied.
 
-    def copy_on_write(self, source: Node, rows: int) -> None:
-        """Behind `count_hit`: takes the first rows of one more block by copying them.
-
-        Does without where no block is left to copy them to: a request that is alone must not wait for itself. The
-        source is held meanwhile, so that making room does not evict it.
+        Does without those where no block is left to copy them to: a request that is alone must not wait for itself.
         """
-        self._tree.hit([source])
-        self._tree.acquire([source])
-        try:
-            if self._evictor.available_blocks:
-                self._copy(source.block, rows)
-                self.copied_tokens = rows
-                self.cached_tokens += rows
-        finally:
-            self._tree.release([source])
+        self.cached_tokens = self.reserved
+        self.found = tuple(self.path)
+        if found.source is not None:
+            self._copy_on_write(found.source, found.rows)
 
     def fork(self, tokens: Sequence[int], computed: int) -> "SequenceBlocks":
         """Another sequence that has `tokens[:computed]` too, and goes on from there on its own.
@@ -164,12 +166,21 @@ class SequenceBlocks:
         for block in self.table[len(self.path) :]:
             self._pool.free(block)
         self._tree.release(self.path)
-        self._tree.roots.leave(self._root)
+        self._tree.leave(self._root)
         self.table.clear()
         self.path.clear()
 
-    abandon = release
-    """What a failed step asks for."""
+    def _copy_on_write(self, source: Node, rows: int) -> None:
+        """The source is held meanwhile, so that making room does not evict it."""
+        self._tree.acquire([source])
+        try:
+            if self._evictor.available_blocks:
+                self._copy(source.block, rows)
+                self.copied_tokens = rows
+                self.cached_tokens += rows
+                self.found = (*self.path, source)
+        finally:
+            self._tree.release([source])
 
     def _copy(self, block: int, rows: int) -> None:
         """Gets the next block, and copies the first rows of another one to it."""

@@ -14,26 +14,17 @@ What holds always, and what `integrity.check_tree` proves:
 - Only a leaf is partial, and one that a sibling begins with is not kept: nothing is stored twice.
 - References count the sequences that read a node. Who reads a node reads all above it, so below a node without
   references nobody reads either, and it may go, deepest first. Pins hold nodes in the same way.
-- Below an anonymous root every node is read by someone.
+- Nobody comes upon an anonymous root; it lasts, with what is below it, for those who are in it or read of it.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
 
-from executor.kv.node import ROOT_SERIAL, Node, Root, Scope, Tokens
+from executor.kv.node import NOTHING, ROOT_SERIAL, Match, Node, Root, Scope, Tokens
 from executor.kv.pool import BlockPool, IntegrityError
 from executor.kv.roots import Roots
-
-
-class Match(NamedTuple):
-    """What the tree has of a prompt: whole blocks to share, then the first `rows` rows of one more to copy."""
-
-    path: list[Node]
-    source: Node | None
-    rows: int
 
 
 class PrefixTree:
@@ -79,13 +70,20 @@ class PrefixTree:
     # Roots
 
     def enter(self, scope: Scope) -> Root:
-        """The scope's root, to publish below it; `roots.leave` it in the end.
+        """The scope's root, to publish below it; `leave` it in the end.
 
         At the limit of roots the least recently entered idle one goes. When none is idle, the new one is anonymous.
         """
         if self.roots.find(scope) is None and self.roots.found >= self._max_roots and not self._drop_idle_root():
             return self.roots.enter_anonymous(scope)
         return self.roots.enter(scope)
+
+    def leave(self, root: Root) -> None:
+        """Ends one entering of a root. With the last who was in an anonymous one goes what nobody reads below it."""
+        root.references -= 1
+        if root.anonymous and not root.references:
+            self._drop_idle(root)
+        self.roots.drop_if_empty(root)
 
     def walk(self) -> Iterator[Node]:
         """Every node, parents before children."""
@@ -99,17 +97,29 @@ class PrefixTree:
 
     # Reading
 
-    def match(self, scope: Scope, tokens: Sequence[int], limit: int) -> Match:
-        """Walks down block by block as far as whole blocks agree, then asks who agrees longest on what comes next.
+    def match(self, scope: Scope, tokens: Sequence[int], limit: int, known: Match = NOTHING) -> Match:
+        """What the scope's root has of the first `limit` tokens. Holds nothing. O(limit).
 
-        Looks at the first `limit` tokens. Holds nothing. O(limit).
+        `known` is what an earlier look found for the same tokens: what is still there of that is not looked up again.
+        """
+        root = self.roots.find(scope)
+        if root is None:
+            return NOTHING
+        depth = len(known.path)
+        while depth and (known.path[depth - 1].root is not root or known.path[depth - 1].parent is None):
+            depth -= 1
+        path = known.path[:depth]
+        below = self.descend(path[-1] if path else root, tokens, limit)
+        return Match([*path, *below.path], below.source, below.rows)
+
+    def descend(self, node: Node, tokens: Sequence[int], limit: int) -> Match:
+        """What is below a node of `tokens[node.end : limit]`.
+
+        Goes down block by block as far as whole blocks agree, then asks who agrees longest on what comes next.
         """
         size = self._pool.block_size
         path: list[Node] = []
-        node: Node | None = self.roots.find(scope)
-        if node is None:
-            return Match(path, None, 0)
-        position = 0
+        position = node.end
         while position < limit:
             wanted = tuple(tokens[position : min(position + size, limit)])
             child, agreed = node.closest_child(wanted)
@@ -142,7 +152,7 @@ class PrefixTree:
                 continue
             self.referenced -= 1
             self.pinned_idle += bool(node.pins)
-            if node.root.anonymous:
+            if node.root.anonymous and not node.root.references:
                 self._unlink(node)
             elif node.is_idle_leaf:
                 self._on_idle(node)
@@ -173,8 +183,8 @@ class PrefixTree:
         """The child of `parent` that begins with `tokens`: one that is there already, or a new one.
 
         A new one takes `block`, which must be private; else the block stays the caller's. A partial leaf that the
-        tokens begin with, and that nobody reads, grows into them; its pins hold on. The caller reads `parent`, or has
-        entered it, and acquires the node next.
+        tokens begin with, and that nobody reads, grows into them; its pins hold on. (Either is a neighbour of the place
+        where they would stand: see node.py.) The caller reads `parent`, or has entered it, and acquires the node next.
         O(log children); at the limit of children O(children).
         """
         place = parent.place_of(tokens)
@@ -198,7 +208,8 @@ class PrefixTree:
 
     def keeps_partial(self, root: Root, tokens: Tokens) -> bool:
         """Whether a partial leaf of these tokens could ever be found. Others would only push useful blocks out."""
-        return not root.anonymous and len(tokens) >= self._min_copy_tokens
+        alone = root.anonymous and root.references == 1
+        return not alone and len(tokens) >= self._min_copy_tokens
 
     def remove(self, top: Node) -> None:
         """Takes an idle node and all below it out, and frees their blocks. O(nodes removed).
@@ -217,15 +228,13 @@ class PrefixTree:
     def forget(self, root: Root) -> int:
         """Nobody finds what is below this root any more. Returns how many blocks that freed at once.
 
-        Those that sequences read go with their last reader, and so does what they publish from now on: the root becomes
-        anonymous. Nothing below it may be pinned. O(nodes below it).
+        What sequences read, and what they publish from now on, goes with them: the root becomes anonymous. Nothing
+        below it may be pinned. O(nodes below it).
         """
-        idle = [node for node in root.walk() if node is not root and not node.references]
-        for node in reversed(idle):
-            self._unlink(node)
+        freed = self._drop_idle(root)
         if root.references or root.children:  # else it went with the last of them
             self.roots.forget(root)
-        return len(idle)
+        return freed
 
     # Details
 
@@ -262,6 +271,13 @@ class PrefixTree:
         if not self.held[namespace]:
             del self.held[namespace]
         self.roots.drop_if_empty(leaf.root)
+
+    def _drop_idle(self, root: Root) -> int:
+        """Takes all out that nobody reads below a root. Returns how many nodes that were."""
+        idle = [node for node in root.walk() if node is not root and not node.references]
+        for node in reversed(idle):
+            self._unlink(node)
+        return len(idle)
 
     def _prune(self, parent: Node, *, newest: Node) -> None:
         """Drops the least recently used idle branch below a node that has too many children."""

@@ -21,11 +21,12 @@ import torch
 import transformers
 
 from executor.engine import Engine
+from executor.events import Event, Finished, Generated, Started
 from executor.kv.cache import KVCache
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool, auto_block_size
 from executor.model import GenerationDefaults, Model, choose_device, choose_dtype
-from executor.requests import Event, Finished, Generated, Request, Sampling, Started, Stopping
+from executor.requests import Request, Sampling, Stopping
 from executor.scheduler import SchedulerLimits
 from shared.metrics import ExecutorMetrics
 

@@ -116,7 +116,7 @@ class House:
     def open(self, prompt: Sequence[int]) -> Running:
         """Admitted, with slots for its prompt."""
         (sequence,) = Job(Request(tuple(prompt), Sampling(), Stopping(), SCOPE), lambda _: None).samples
-        blocks = self.cache.open(SCOPE, prompt, read=True, write=True)
+        blocks = self.cache.open(SCOPE, self.cache.find(SCOPE, prompt, len(prompt) - 1))
         sequence.enter(blocks, blocks.cached_tokens)
         sequence.held.reserve(len(prompt))
         return sequence

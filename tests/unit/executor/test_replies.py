@@ -2,8 +2,8 @@
 
 import pytest
 
+from executor.events import Choice, Failed, Finished, FinishReason, Generated, Started, TokenLogprob, Usage
 from executor.replies import responses
-from executor.requests import Choice, Failed, Finished, FinishReason, Generated, Started, TokenLogprob, Usage
 from hermes.v1 import types_pb2
 from shared.errors import HermesError, internal
 

@@ -8,8 +8,9 @@ import torch
 
 from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
-from executor.kv.node import Scope
+from executor.kv.node import NOTHING, Match, Scope
 from executor.kv.pool import BlockPool, KVLayout
+from executor.kv.private import PrivateRoots
 from executor.kv.sequence import SequenceBlocks
 
 ONE_NUMBER = KVLayout(layers=2, kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
@@ -32,10 +33,28 @@ class Runner:
         self.cache = KVCache(pool, limits, clock=lambda: self.now)
         self.now = 0.0
 
+    def find(self, prompt: Sequence[int], *, namespace: str = "a", read: bool = True) -> Match:
+        """What a request finds: all of its prompt but for the last token, or nothing."""
+        return self.cache.find(scope(namespace), prompt, len(prompt) - 1) if read else NOTHING
+
     def open(
         self, prompt: Sequence[int], *, namespace: str = "a", read: bool = True, write: bool = True
     ) -> SequenceBlocks:
-        blocks = self.cache.open(scope(namespace), prompt, read=read, write=write)
+        """The only sequence of a request."""
+        found = self.find(prompt, namespace=namespace, read=read)
+        if write and self.cache.publishes(len(prompt)):
+            return self.enter(prompt, found, namespace=namespace)
+        own = self.cache.private_roots(scope(namespace))
+        blocks = self.enter(prompt, found, own, namespace=namespace)
+        own.leave()
+        return blocks
+
+    def enter(
+        self, prompt: Sequence[int], found: Match, own: PrivateRoots | None = None, *, namespace: str = "a"
+    ) -> SequenceBlocks:
+        """Opens on what was found, and counts that."""
+        blocks = self.cache.open(scope(namespace), found, own)
+        self.cache.count(blocks)
         self.verify(blocks, prompt, blocks.cached_tokens)
         return blocks
 

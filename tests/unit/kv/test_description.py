@@ -61,12 +61,13 @@ def test_it_tells_who_reads_finds_and_pins(make_runner: MakeRunner):
     runner.run(LONG)
     runner.run(SHORT)
     running = runner.begin(LONG)
-    runner.fork(running, LONG, 20)
+    fork = runner.fork(running, LONG, 20)
+    other = runner.open(LONG)
     runner.cache.pins.pin(Scope("a", "model", "full"), SHORT, 9.0)
-    longest, head, shortest = runner.cache.describe(None, 20)
+    longest, head, shortest = runner.cache.describe(None, 20, [[*running.path, *fork.path], other.path])
     assert [(b.running, b.hits, b.pinned) for b in (longest, head, shortest)] == [
-        (2, 1, False),
-        (2, 2, True),
+        (2, 2, False),
+        (2, 3, True),
         (0, 0, True),
     ]
 

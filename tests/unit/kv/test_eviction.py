@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from executor.kv.eviction import KVLimits
+from executor.kv.node import NOTHING
 from executor.kv.pool import OutOfBlocks
 
 MakeRunner = Callable[..., Any]
@@ -156,21 +157,20 @@ def test_admission_counts_what_is_free_and_what_may_be_evicted(make_runner: Make
     runner = make_runner(blocks=8)
     runner.run(prompt(1, 16))
     assert runner.cache.available_blocks == 8
-    assert runner.cache.can_hold(32)
-    assert not runner.cache.can_hold(33)
+    assert runner.cache.can_admit(NOTHING, 32)
+    assert not runner.cache.can_admit(NOTHING, 33)
     runner.begin(prompt(2, 12))
-    assert runner.cache.can_hold(20)
-    assert not runner.cache.can_hold(21)
+    assert runner.cache.can_admit(NOTHING, 20)
+    assert not runner.cache.can_admit(NOTHING, 21)
 
 
 def test_admission_counts_shared_blocks_of_running_sequences_once(make_runner: MakeRunner):
     runner = make_runner(blocks=8)
     runner.begin(prompt(1, 24))
-    scope = ("a", "model", "full")
     wanted = [*prompt(1, 24), 7]
-    assert runner.cache.can_admit(scope, wanted, 32)
-    assert not runner.cache.can_admit(scope, wanted, 33)
-    assert not runner.cache.can_admit(scope, wanted, 32, read=False)
+    assert runner.cache.can_admit(runner.find(wanted), 32)
+    assert not runner.cache.can_admit(runner.find(wanted), 33)
+    assert not runner.cache.can_admit(NOTHING, 32)
     blocks = runner.open(wanted)
     blocks.reserve(32)
 
@@ -179,8 +179,8 @@ def test_idle_blocks_that_a_request_finds_are_not_counted_twice(make_runner: Mak
     runner = make_runner(blocks=8)
     runner.run(prompt(1, 24))
     wanted = [*prompt(1, 24), 7]
-    assert runner.cache.can_admit(("a", "model", "full"), wanted, 32)
-    assert not runner.cache.can_admit(("a", "model", "full"), wanted, 33)
+    assert runner.cache.can_admit(runner.find(wanted), 32)
+    assert not runner.cache.can_admit(runner.find(wanted), 33)
     blocks = runner.open(wanted)
     blocks.reserve(32)
     with pytest.raises(OutOfBlocks):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from executor.kv.node import Scope
+from executor.kv.node import NOTHING, Scope
 from executor.kv.pins import UnknownPinError
 
 MakeRunner = Callable[..., Any]
@@ -42,7 +42,7 @@ def test_a_namespace_goes_alone(make_runner: MakeRunner):
 def test_all_scopes_of_a_namespace_go(make_runner: MakeRunner):
     runner = make_runner()
     for version in ("old", "new"):
-        blocks = runner.cache.open(Scope("a", version, "full"), TOKENS, read=True, write=True)
+        blocks = runner.cache.open(Scope("a", version, "full"), NOTHING)
         blocks.reserve(10)
         blocks.finish(TOKENS, 10)
     assert flush(runner, "a") == 6

@@ -75,7 +75,7 @@ def test_each_ends_alone_and_the_others_read_on(make_runner: MakeRunner):
     first = runner.begin(PROMPT, write=False)
     second, third = runner.fork(first, PROMPT, 10), runner.fork(first, PROMPT, 10)
     first.finish(PROMPT, 10)
-    second.abandon()
+    second.release()
     runner.cache.check()
     fourth = runner.fork(third, PROMPT, 10)
     third.release()

@@ -114,7 +114,7 @@ class CacheMachine(RuleBasedStateMachine):
             if fails:
                 self.publish(sequence, end)
             else:
-                sequence.blocks.abandon()
+                sequence.blocks.release()
                 self.running.remove(sequence)
 
     def compute(self, sequence: Running, end: int) -> bool:
@@ -252,7 +252,7 @@ class CacheMachine(RuleBasedStateMachine):
     def abandon(self, data: Any) -> None:
         sequence = data.draw(st.sampled_from(self.running))
         self.running.remove(sequence)
-        sequence.blocks.abandon()
+        sequence.blocks.release()
 
     @rule()
     def reclaim(self) -> None:

@@ -178,8 +178,9 @@ def test_admission_and_allocation_leave_pinned_blocks_out(make_runner: MakeRunne
     runner.run(TOKENS)
     pin(runner, TOKENS)
     assert runner.cache.available_blocks == 5
-    assert runner.cache.can_admit(SCOPE, [*TOKENS[:8], 90], 7 * 4)
-    assert not runner.cache.can_admit(SCOPE, [*TOKENS[:8], 90], 8 * 4)
+    found = runner.find([*TOKENS[:8], 90])
+    assert runner.cache.can_admit(found, 7 * 4)
+    assert not runner.cache.can_admit(found, 8 * 4)
     other = runner.open([90, 91], namespace="b")
     with pytest.raises(OutOfBlocks):
         other.reserve(6 * 4)

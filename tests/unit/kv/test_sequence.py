@@ -56,7 +56,7 @@ def test_a_failed_step_leaves_nothing_of_its_own_behind(make_runner: MakeRunner)
     blocks = runner.open(TOKENS)
     blocks.reserve(10)
     blocks.publish(TOKENS, 4)
-    blocks.abandon()
+    blocks.release()
     runner.cache.check()
     assert [node.tokens for node in runner.cache.tree.walk()] == [(0, 1, 2, 3)]
     assert runner.cache.stats.blocks_private == 0
@@ -71,7 +71,7 @@ def test_a_cancelled_sequence_keeps_what_it_computed_with_its_partial_tail(make_
     assert runner.run(TOKENS) == 7
 
 
-@pytest.mark.parametrize("last", ["finish", "release", "abandon"])
+@pytest.mark.parametrize("last", ["finish", "release"])
 def test_a_second_end_does_nothing(make_runner: MakeRunner, last: str):
     runner = make_runner()
     blocks, other = runner.begin(TOKENS), runner.begin(TOKENS)

@@ -11,13 +11,15 @@ import pytest
 import torch
 import transformers
 
+from executor.batch import Batch
 from executor.engine import Engine
+from executor.events import Event, Failed, Finished, Generated, Started
 from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool
 from executor.model import GenerationDefaults, Model
-from executor.requests import Event, Failed, Finished, Generated, Job, Request, Sampling, Started, Stopping
+from executor.requests import Job, Request, Sampling, Stopping
 from executor.scheduler import SchedulerLimits
 from shared.metrics import ExecutorMetrics
 
@@ -153,6 +155,20 @@ def bench(model: Model) -> Callable[..., Bench]:
         return Bench(model, **options)
 
     return build
+
+
+@pytest.fixture
+def tokens_run(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each step ran on the model, appended as it runs."""
+    counts: list[int] = []
+    forward = model.forward
+
+    def count(batch: Batch, *pool: Any) -> torch.Tensor:
+        counts.append(batch.token_ids.shape[1])
+        return forward(batch, *pool)
+
+    monkeypatch.setattr(model, "forward", count)
+    return counts
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import threading
 import grpc
 import pytest
 
+from executor.events import Failed, Finished, FinishReason, Started
 from executor.kv.eviction import KVLimits
-from executor.requests import Failed, Finished, FinishReason, Started
 from shared.errors import HermesError
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from executor.requests import Finished, FinishReason, Generated, Started
+from executor.events import Finished, FinishReason, Generated, Started
+from executor.kv.eviction import KVLimits
 
 
 def ends(answer):
@@ -131,3 +132,83 @@ def test_a_prefix_is_computed_without_generating(bench, words):
     assert served.cache.covers(answer.job.request.scope, prefix) == 100
     (hit,) = served.run([*prefix, *words(10, seed=1)])
     assert hit.cached == 100
+
+
+@pytest.mark.parametrize(
+    ("cache", "limits"),
+    [
+        ({}, KVLimits()),
+        ({"write": False}, KVLimits()),
+        ({"read": False}, KVLimits()),
+        ({"read": False, "write": False}, KVLimits()),
+        ({}, KVLimits(min_cached_tokens=2000)),
+        ({}, KVLimits(prefix_cache=False)),
+    ],
+)
+def test_samples_that_take_turns_compute_their_prompt_once(bench, reference, words, tokens_run, *, cache, limits):
+    served, prompt = bench(running=2, limits=limits), words(1003)
+    (answer,) = served.run(prompt, samples=8, tokens=6, **cache)
+    assert sum(tokens_run) <= 1003 + 8 * (6 + served.cache.block_size)
+    assert [answer.ids_of(index) for index in range(8)] == [reference(prompt, 6)] * 8
+    assert answer.cached == 0
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_the_first_sample_stopped_while_it_computes_the_prompt_computes_it_for_the_others(
+    bench, words, tokens_run, write
+):
+    served, prompt = bench(batch_tokens=128), words(500)
+    answer = served.submit(prompt, samples=4, tokens=6, write=write)
+    served.step()
+    served.step()
+    served.engine.stop_sample(answer.job, 0)
+    served.finish()
+    assert sum(tokens_run) == 500 + 3 * 5
+    assert [len(answer.ids_of(index)) for index in range(4)] == [0, 6, 6, 6]
+
+
+def test_samples_that_are_all_stopped_end_at_once_and_compute_nothing_more(bench, words, tokens_run):
+    served = bench(batch_tokens=128)
+    answer = served.submit(words(500), samples=3)
+    served.step()
+    for index in range(3):
+        served.engine.stop_sample(answer.job, index)
+    served.finish()
+    assert sum(tokens_run) == 128
+    assert [type(event) for event in answer.events] == [Started, *[Finished] * 3]
+    assert answer.events[-1].usage.completion_tokens == 0
+
+
+def test_a_first_sample_stopped_while_it_waits_hides_no_hit(bench, words):
+    served, prompt = bench(running=1), words(101)
+    served.run(prompt, tokens=0)
+    served.submit(words(20, seed=1), tokens=5)
+    answer = served.submit(prompt, samples=2, tokens=3)
+    served.step()
+    served.engine.stop_sample(answer.job, 0)
+    before = served.engine.jobs.admissions
+    served.finish()
+    assert answer.cached == 100
+    after = served.engine.jobs.admissions
+    assert (after.requests - before.requests, after.cached_tokens - before.cached_tokens) == (1, 100)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_flush_between_samples_that_take_turns_changes_no_answer(bench, reference, words, write):
+    served, prompt = bench(running=2), words(100)
+    answer = served.submit(prompt, samples=6, tokens=6, write=write)
+    while served.step():
+        served.cache.flush(None)
+    assert [answer.ids_of(index) for index in range(6)] == [reference(prompt, 6)] * 6
+
+
+def test_samples_that_end_leave_nothing_of_what_they_kept_to_themselves(bench, words):
+    served = bench(running=2)
+    answer = served.submit(words(200), samples=6, tokens=6, write=False)
+    while len(ends(answer)) < 3:
+        served.step()
+    assert served.cache.stats.nodes >= 200 // 16
+    served.engine.cancel(answer.job)
+    served.step()
+    assert served.cache.stats.nodes == 0
+    assert served.cache.stats.blocks_free == served.cache.stats.blocks_total

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from executor.events import Failed, Started
 from executor.kv.eviction import KVLimits
-from executor.requests import Failed, Started
 from executor.scheduler import MAX_OVERTAKEN
 
 
