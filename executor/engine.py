@@ -161,7 +161,7 @@ class Engine:
         return bool(self.jobs)
 
     def _execute(self, works: Rows[Work]) -> None:
-        """Runs a step on the model. One that fails ends its own requests, publishes nothing, and harms no others."""
+        """Runs a step on the model. One that fails publishes nothing; its halves run anew, down to the one at fault."""
         pool, model = self.cache.pool, self._model
         try:
             batch = pack(works, pool.block_size, model.device, model.dtype)
@@ -170,13 +170,24 @@ class Engine:
             sound = logits.amax(-1).isfinite().tolist()
         except Exception:
             log.exception("a step over %d sequences failed", len(works))
-            self.jobs.fail({work.sequence.job for work in works}, _step_failed())
+            self._isolate(works)
             return
         self.jobs.fail({work.sequence.job for work, good in zip(works, sound, strict=True) if not good}, _no_number())
         for work in works:
             if work.sequence.job in self.jobs:
                 self._advance(work)
         self._choose(logits, works)
+
+    def _isolate(self, works: Rows[Work]) -> None:
+        """After a step that failed: ends the request at fault, and runs the others."""
+        if len(works) == 1:
+            self.jobs.fail([works[0].sequence.job], _step_failed())
+            return
+        middle = len(works) // 2
+        for half in (works[:middle], works[middle:]):
+            left = [work for work in half if work.sequence.job in self.jobs]  # samples of one request fail together
+            if left:
+                self._execute(left)
 
     def _advance(self, work: Work) -> None:
         """Takes in what a step computed of a sequence: its full blocks enter the tree."""

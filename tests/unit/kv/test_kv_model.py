@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from executor.kv.node import Scope
 from executor.kv.pins import PinLimitError, UnknownPinError
 from executor.kv.pool import OutOfBlocks
+from executor.kv.private import PrivateRoots
 
 MakeRunner = Callable[..., Any]
 
@@ -25,15 +26,34 @@ PROMPT = st.lists(TOKEN, min_size=1, max_size=14)
 NAMESPACE = st.sampled_from("ab")
 
 
+class Secretive:
+    """A request that publishes to nobody else, and what its own samples may find."""
+
+    def __init__(self, roots: PrivateRoots, namespace: str) -> None:
+        self.roots = roots
+        self.namespace = namespace
+        self.published: set[tuple[int, ...]] = set()
+
+
 class Running:
     """A sequence as the model knows it. `write` ends with a flush: nobody finds what it publishes then."""
 
-    def __init__(self, blocks: Any, tokens: list[int], namespace: str, computed: int, *, write: bool) -> None:
+    def __init__(
+        self,
+        blocks: Any,
+        tokens: list[int],
+        namespace: str,
+        computed: int,
+        *,
+        write: bool,
+        secretive: Secretive | None = None,
+    ) -> None:
         self.blocks = blocks
         self.tokens = tokens
         self.namespace = namespace
         self.computed = computed
         self.write = write
+        self.secretive = secretive
 
 
 class Pinned(NamedTuple):
@@ -54,6 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.make_runner = make_runner
         self.running: list[Running] = []
         self.pinned: list[Pinned] = []
+        self.secretive: list[Secretive] = []
         self.now = 0
         self.published: dict[str, set[tuple[int, ...]]] = {"a": set(), "b": set()}
 
@@ -73,24 +94,24 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = self.runner.cache
         self.min_copy_tokens = options["min_copy_tokens"]
         self.max_roots = options["max_roots"]
+        self.flushed = False
 
     def remember(self, sequence: Running, computed: int, *, tail: bool) -> None:
-        if sequence.write:
+        if sequence.write or sequence.secretive:
             size = self.cache.block_size
             kept = computed
             if not tail or computed % size < self.min_copy_tokens:
                 kept -= computed % size
+            published = sequence.secretive.published if sequence.secretive else self.published[sequence.namespace]
             for length in range(1, kept + 1):
-                self.published[sequence.namespace].add(tuple(sequence.tokens[:length]))
+                published.add(tuple(sequence.tokens[:length]))
 
-    def longest_known(self, namespace: str, prompt: list[int]) -> int:
+    def judge(self, namespace: str, prompt: list[int], cached: int, secretive: Secretive | None = None) -> None:
+        published = self.published[namespace] | (secretive.published if secretive else set())
         lengths = range(len(prompt) - 1, 0, -1)
-        return next((n for n in lengths if tuple(prompt[:n]) in self.published[namespace]), 0)
-
-    def judge(self, namespace: str, prompt: list[int], cached: int) -> None:
-        known = self.longest_known(namespace, prompt)
+        known = next((n for n in lengths if tuple(prompt[:n]) in published), 0)
         assert cached <= known, "found what nobody published"
-        if self.cache.stats.evicted_blocks == 0 and self.max_roots > 1:
+        if self.cache.stats.evicted_blocks == 0 and self.max_roots > 1 and not (secretive and self.flushed):
             rest = known % self.cache.block_size
             assert cached == (known if rest >= self.min_copy_tokens else known - rest), "missed what is there"
 
@@ -102,6 +123,33 @@ class CacheMachine(RuleBasedStateMachine):
             self.judge(namespace, prompt, blocks.cached_tokens)
         assert read or not blocks.cached_tokens
         self.running.append(Running(blocks, list(prompt), namespace, blocks.cached_tokens, write=bool(write)))
+
+    @rule(prompt=PROMPT, namespace=NAMESPACE, data=st.data())
+    def open_a_sample_of_a_secretive_request(self, prompt: list[int], namespace: str, data: Any) -> None:
+        request = data.draw(st.sampled_from([*self.secretive, None]))
+        if request is None:
+            roots = self.cache.private_roots(Scope(namespace, "model", "full"))
+            request = Secretive(roots, namespace)
+            self.secretive.append(request)
+        if request.published and data.draw(st.booleans()):
+            prompt = [*data.draw(st.sampled_from(sorted(request.published))), *prompt[:2]]
+        found = self.runner.find(prompt, namespace=request.namespace)
+        found = request.roots.extend(found, prompt, len(prompt) - 1)
+        full = self.cache.available_blocks < 2
+        blocks = self.runner.enter(prompt, found, request.roots, namespace=request.namespace)
+        if not full:
+            self.judge(request.namespace, prompt, blocks.cached_tokens, request)
+        sequence = Running(
+            blocks, list(prompt), request.namespace, blocks.cached_tokens, write=False, secretive=request
+        )
+        self.running.append(sequence)
+
+    @precondition(lambda self: self.secretive)
+    @rule(data=st.data())
+    def end_a_secretive_request(self, data: Any) -> None:
+        request = data.draw(st.sampled_from(self.secretive))
+        self.secretive.remove(request)
+        request.roots.leave()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), chunk=st.integers(1, 6), fails=st.integers(0, 9))
@@ -168,7 +216,14 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert blocks.cached_tokens == blocks.copied_tokens == 0
         assert self.cache.stats.copied_tokens == before.copied_tokens
-        fork = Running(blocks, list(source.tokens), source.namespace, source.computed, write=source.write)
+        fork = Running(
+            blocks,
+            list(source.tokens),
+            source.namespace,
+            source.computed,
+            write=source.write,
+            secretive=source.secretive,
+        )
         self.running.append(fork)
 
     def draw_published(self, data: Any) -> tuple[str, list[int]]:
@@ -240,6 +295,7 @@ class CacheMachine(RuleBasedStateMachine):
         freed = self.cache.flush(namespace)
         assert self.cache.stats.nodes == nodes - freed
         assert self.cache.available_blocks >= available
+        self.flushed = True
         for name in self.published if namespace is None else [namespace]:
             self.published[name].clear()
             self.pinned = [pin for pin in self.pinned if pin.namespace != name]
@@ -282,6 +338,10 @@ class CacheMachine(RuleBasedStateMachine):
             for sequence in self.running:
                 sequence.blocks.release()
             self.cache.check()
+            for request in self.secretive:
+                request.roots.leave()
+            self.cache.check()
+            assert not any(root.anonymous for root in self.cache.tree.roots)
             self.cache.pins.drop(None)
             self.cache.check()
             stats = self.cache.stats

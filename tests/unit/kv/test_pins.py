@@ -242,3 +242,15 @@ def test_a_prompt_that_ran_is_covered_as_far_as_it_can_be_kept(make_runner: Make
         tokens = list(range(length))
         runner.run(tokens)
         assert runner.cache.covers(SCOPE, tokens) == runner.cache.keepable(length)
+
+
+def test_whether_a_prefix_could_be_pinned_is_known_before_it_is_there(make_runner: MakeRunner):
+    runner = make_runner(blocks=10, max_pinned=0.5)
+    runner.cache.pins.check(SCOPE, range(20))
+    with pytest.raises(PinLimitError, match="6 more blocks would be pinned; 0 are, and 5 may be"):
+        runner.cache.pins.check(SCOPE, range(21))
+    runner.run(TOKENS)
+    pin(runner, TOKENS)
+    runner.cache.pins.check(SCOPE, [*TOKENS[:8], *range(50, 58)])
+    with pytest.raises(PinLimitError):
+        runner.cache.pins.check(SCOPE, range(50, 62))

@@ -15,9 +15,9 @@ def test_random_conversations_in_a_pool_of_2000_tokens(bench, words, monkeypatch
     served, rng = bench(tokens=2000, batch_tokens=64, running=12, waiting=64), random.Random(5)
     forward = served.engine._model.forward
 
-    def unreliable(*arguments):
-        logits = forward(*arguments)
-        if rng.random() < 0.02:
+    def unreliable(batch, *pool):
+        logits = forward(batch, *pool)
+        if rng.random() < (0.02 if len(batch.last_rows) > 1 else 0.3):
             raise RuntimeError("injected")
         return logits
 
@@ -205,6 +205,21 @@ def test_a_prompt_prefills_however_little_the_decoding_ones_leave_of_a_step(benc
         served.step()
     assert long.end is not None
     served.finish()
+
+
+def test_a_request_on_which_the_model_fails_ends_alone(bench, reference, words, monkeypatch):
+    served, prompts = bench(), [words(30, seed=seed) for seed in range(5)]
+    forward = served.engine._model.forward
+
+    def fail(batch, *pool):
+        if str(prompts[2])[1:-1] in str(batch.token_ids[0].tolist()):
+            raise RuntimeError("injected")
+        return forward(batch, *pool)
+
+    monkeypatch.setattr(served.engine._model, "forward", fail)
+    answers = served.run(*prompts, samples=2)
+    assert [isinstance(answer.end, Failed) for answer in answers] == [False, False, True, False, False]
+    assert [answers[i].ids for i in (0, 1, 3, 4)] == [reference(prompts[i]) for i in (0, 1, 3, 4)]
 
 
 def test_keys_that_are_no_numbers_are_not_kept_by_a_chunk_that_samples_nothing(bench, reference, words, monkeypatch):

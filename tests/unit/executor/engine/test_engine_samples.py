@@ -183,6 +183,7 @@ def test_a_first_sample_stopped_while_it_waits_hides_no_hit(bench, words):
     served, prompt = bench(running=1), words(101)
     served.run(prompt, tokens=0)
     served.submit(words(20, seed=1), tokens=5)
+    served.step()
     answer = served.submit(prompt, samples=2, tokens=3)
     served.step()
     served.engine.stop_sample(answer.job, 0)
