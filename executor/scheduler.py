@@ -154,24 +154,25 @@ class Scheduler:
         return own.extend(sequence.found, sequence.tokens, limit) if own else sequence.found
 
     def _waits_for_owner(self, sequence: Sequence, found: Match) -> bool:
-        """Whether another request is about to publish what it needs next, so that it need not compute that too."""
-        new = not sequence.job.owners
-        owner = self._owner_of_next(sequence, found.length)
-        if owner is None or not sequence.job.waits_for(owner.job):
+        """Whether somebody is about to publish what it needs next, so that it need not compute that too."""
+        job, owner = sequence.job, self._owner_of_next(sequence, found.length)
+        if owner is None:
             return False
-        self.waited_requests += new
-        return True
+        if owner.job is job:
+            return True
+        new = not job.owners
+        waits = job.waits_for(owner.job)
+        self.waited_requests += new and waits
+        return waits
 
     def _owner_of_next(self, sequence: Sequence, cached: int) -> Sequence | None:
         """The running prefill that is about to publish the block at which the tree's part of this prompt ends."""
-        if not sequence.request.read_cache:
-            return None
         size, tokens = self._cache.block_size, sequence.tokens
         start = cached - cached % size
         wanted = tokens[start : min(start + size, len(tokens) - 1)]
         for owner in self.running:
             prefills = owner.remaining > 1 and owner.computed < start + size <= len(owner.tokens)
-            if prefills and owner.held.findable and owner.request.scope == sequence.request.scope:
+            if prefills and _shares(owner, sequence):
                 gained = _agreed(owner.tokens[start : start + size], wanted) - (cached - start)
                 if gained >= min(size, _WORTH_WAITING_TOKENS) and owner.tokens[:start] == tokens[:start]:
                     return owner
@@ -242,6 +243,13 @@ def _queue_order(sequence: Sequence) -> tuple[bool, int, int]:
 
 def _jobs(sequences: Iterable[Sequence]) -> set[Job]:
     return {sequence.job for sequence in sequences}
+
+
+def _shares(owner: Sequence, sequence: Sequence) -> bool:
+    """Whether a sequence will find what another one publishes."""
+    if owner.job is sequence.job:
+        return True
+    return sequence.request.read_cache and owner.held.findable and owner.request.scope == sequence.request.scope
 
 
 def _agreed(left: list[int], right: list[int]) -> int:

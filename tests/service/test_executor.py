@@ -400,8 +400,10 @@ def test_bad_prefixes_and_pins_are_invalid_arguments(admin):
         assert told(error.value)[:2] == (grpc.StatusCode.INVALID_ARGUMENT, reason)
     too_much = pb.WarmPrefixRequest(token_ids=words(7000, seed=26))
     too_much.pin.FromSeconds(60)
+    held = admin.DescribeTree(pb.DescribeTreeRequest()).tokens
     with pytest.raises(grpc.RpcError) as error:
         admin.WarmPrefix(too_much)
+    assert admin.DescribeTree(pb.DescribeTreeRequest()).tokens == held, "it was computed for nothing"
     assert told(error.value)[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PIN_LIMIT")
 
 

@@ -99,3 +99,19 @@ def test_samples_that_the_pool_cannot_hold_at_once_find_their_prompt_again(bench
     assert served.engine.scheduler.preemptions > 0
     assert [answer.ids_of(index) for index in range(4)] == [roomy.ids_of(index) for index in range(4)]
     assert sum(tokens_run) < 2 * 400 + 4 * 60 * 2
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_samples_whose_prompt_was_evicted_compute_it_once_for_all_of_them(bench, reference, words, tokens_run, write):
+    served, prompt = bench(batch_tokens=128), words(501)
+    answer = served.submit(prompt, samples=4, tokens=8, write=write)
+    while not answer.ids_of(3):
+        served.step()
+    for sample in reversed(answer.job.samples):
+        served.engine.scheduler._preempt(sample)
+    served.cache._evictor.make_room(served.cache.available_blocks)
+    assert served.cache.stats.nodes == 0
+    served.finish()
+    assert sum(tokens_run) <= 2 * 501 + 4 * (8 + served.cache.block_size)
+    assert [answer.ids_of(index) for index in range(4)] == [reference(prompt, 8)] * 4
+    assert served.engine.scheduler.waited_requests == 0
