@@ -10,6 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 Build = Callable[..., Any]
 
+torch.set_num_threads(1)  # models as small as these lose time to threads that wait for each other
+
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
