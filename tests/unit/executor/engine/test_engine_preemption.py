@@ -115,18 +115,3 @@ def test_samples_whose_prompt_was_evicted_compute_it_once_for_all_of_them(bench,
     assert sum(tokens_run) <= 2 * 501 + 4 * (8 + served.cache.block_size)
     assert [answer.ids_of(index) for index in range(4)] == [reference(prompt, 8)] * 4
     assert served.engine.scheduler.waited_requests == 0
-
-
-@pytest.mark.parametrize("block_size", [1, 4])
-def test_preempted_samples_whose_answers_the_tree_knows_keep_their_own(bench, words, block_size):
-    drawn = {"samples": 3, "tokens": 14, "temperature": 1.0, "allowed": (5, 6)}
-    for seed in range(12):
-        served, prompt = bench(block_size=block_size), words(30, seed=seed)
-        (known,) = served.run(prompt, seed=seed, **drawn)
-        answer = served.submit(prompt, seed=seed, write=False, **drawn)
-        while len(answer.ids_of(2)) < 9:
-            served.step()
-        for sample in reversed(answer.job.samples):
-            served.engine.scheduler._preempt(sample)
-        served.finish()
-        assert [answer.ids_of(index) for index in range(3)] == [known.ids_of(index) for index in range(3)]
