@@ -58,6 +58,8 @@ class Scheduler:
         """Requests that waited for a prefix which another was computing."""
         self._cache = cache
         self._limits = limits
+        self._short = False
+        """Whether the last `schedule` had a place for the next one, but not the blocks."""
 
     @property
     def running_requests(self) -> int:
@@ -72,7 +74,7 @@ class Scheduler:
     @property
     def full(self) -> bool:
         """Whether the queue has no room for another request."""
-        places = max(self._limits.max_running - len(self.running), 0)
+        places = 0 if self._short else max(self._limits.max_running - len(self.running), 0)
         return self.waiting_requests >= self._limits.max_waiting + places
 
     def add(self, sequence: Sequence) -> None:
@@ -116,6 +118,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets waiting sequences run, each in its turn, while there is room for the next one."""
+        self._short = False
         for sequence in self._in_turn():
             if len(self.running) >= self._limits.max_running:
                 return
@@ -125,6 +128,7 @@ class Scheduler:
             if self._has_room(sequence, found):
                 self._enter(sequence, found)
             elif self.running:
+                self._short = True
                 return
             else:
                 self._give_up(sequence)
