@@ -4,8 +4,8 @@ import sys
 from typing import Final
 
 from shared import extras, server
-from shared.config import AssemblerSettings
 from shared.server import Application
+from shared.settings import AssemblerSettings
 
 _PACKAGES: Final = ("fastokens", "jinja2", "tokenizers")
 

@@ -16,7 +16,7 @@ from assembler.service import AssemblerAdminService, AssemblerService
 from assembler.upstream import Upstream
 from hermes.v1 import assembler_pb2_grpc
 from shared import models, server
-from shared.config import AssemblerSettings
+from shared.settings import AssemblerSettings
 
 SERVICE: Final = "hermes.v1.Assembler"
 ADMIN_SERVICE: Final = "hermes.v1.AssemblerAdmin"

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from hermes.v1 import executor_pb2_grpc
 from shared import extras
 from shared import server as hermes_server
-from shared.config import ExecutorSettings
 from shared.errors import StartupError
 from shared.metrics import Endpoint
 from shared.server import Health
+from shared.settings import ExecutorSettings
 
 if TYPE_CHECKING:
     from executor.build import Executor

@@ -17,9 +17,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared import config, logs, tls
-from shared.config import ServerSettings
 from shared.errors import StartupError
 from shared.interceptors import CallLog, Errors, Gate
+from shared.settings import ServerSettings
 
 EXIT_OK: Final = 0
 EXIT_CRASH: Final = 1

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from hermes.health import EXECUTOR, GENERATE
-from shared.config import AssemblerSettings, ExecutorSettings, ServerSettings, load
+from shared.config import load
 from shared.errors import StartupError
+from shared.settings import AssemblerSettings, ExecutorSettings, ServerSettings
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens there
 

@@ -24,7 +24,7 @@ from assembler.application import SWITCH_SECONDS
 from assembler.pipeline import Assembler, Order
 from hermes.v1 import assembler_pb2, types_pb2
 from shared import models
-from shared.config import DEFAULT_MODEL
+from shared.settings import DEFAULT_MODEL
 
 WORDS = "the capital of France is Paris and a river goes through it where people like to walk in spring".split()  # noqa: SIM905
 ROUNDS = 40

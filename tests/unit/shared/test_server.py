@@ -30,7 +30,7 @@ APPLICATION = """
 import asyncio, sys, time
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared import errors, server
-from shared.config import ExecutorSettings
+from shared.settings import ExecutorSettings
 
 START, DRAIN = sys.argv.pop(1), sys.argv.pop(1)
 if START == "sticky":
