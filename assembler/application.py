@@ -5,17 +5,24 @@ import gc
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import grpc
+from prometheus_client import CollectorRegistry
 
-from assembler import pipeline
+from assembler import model_files
+from assembler.cache.build import build
+from assembler.cache.cache import AssemblyCache
+from assembler.metrics import AssemblerMetrics
 from assembler.order import OrderPolicy
 from assembler.pipeline import Assembler, Policies
+from assembler.recall import Recall
 from assembler.service import AssemblerAdminService, AssemblerService
 from assembler.upstream import Upstream
 from hermes.v1 import assembler_pb2_grpc
 from shared import models, server
+from shared.metrics import Endpoint
 from shared.settings import AssemblerSettings
 
 SERVICE: Final = "hermes.v1.Assembler"
@@ -26,6 +33,10 @@ GENERATE: Final = "hermes.v1.Assembler.Generate"
 # How long a thread may run on while others wait. Long prompts are worked on beside the event loop, and each time that
 # it wants to go on it waits for so long; with Python's own 5 ms a health check takes tens of them.
 SWITCH_SECONDS: Final = 0.0005
+# For the cache's database to open, which another process may hold; without it the service starts with memory alone.
+_OPEN_SECONDS: Final = 15.0
+# Between looks at how much is in the cache.
+_REPORT_SECONDS: Final = 1.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -36,16 +47,25 @@ class AssemblerApplication:
     name = "assembler"
     services: Sequence[str] = (SERVICE, ADMIN_SERVICE)
 
-    def __init__(self, settings: AssemblerSettings) -> None:
+    def __init__(self, settings: AssemblerSettings, processes: Path | None = None) -> None:
+        """processes: the directory that several assemblers on one port share; None where this one is alone."""
         self._settings = settings
+        self._processes = processes
+        self._endpoint: Endpoint | None = None
+        self._cache: AssemblyCache | None = None
         self._assembler: Assembler | None = None
         self._upstream: Upstream | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server, health: server.Health) -> None:
         """Loads the model's tokenizer and template, and begins to look for the executor."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        registry = CollectorRegistry()
+        if self._processes is None:
+            self._endpoint = Endpoint(registry, self._settings.host, self._settings.metrics_port)
+            _log.info("metrics on http://%s:%d/metrics", self._settings.host, self._endpoint.port)
         directory = await asyncio.to_thread(models.resolve, self._settings.model)
-        files = await asyncio.to_thread(pipeline.load, directory.path, self._settings.template)
+        files = await asyncio.to_thread(model_files.load, directory.path, self._settings.template)
         fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
         name = self._settings.model_name or directory.name
         _log.info(
@@ -54,7 +74,15 @@ class AssemblerApplication:
             files.tokenizer.library,
             "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
         )
-        self._assembler = await asyncio.to_thread(Assembler, files, _policies(self._settings))
+        metrics = AssemblerMetrics(name, registry, self._processes)
+        self._cache = cache = build(self._settings, metrics, self._processes)
+        policies = _policies(self._settings)
+        text_facts = (fingerprint, *files.encoding_facts())
+        server_facts = (name, *text_facts, *files.template_facts(), *policies.facts())
+        recall = Recall(cache, metrics, server_facts=server_facts, text_facts=text_facts)
+        self._assembler = await asyncio.to_thread(Assembler, files, policies, recall)
+        await cache.start(_OPEN_SECONDS)
+        self._reporting = asyncio.create_task(_report(cache, metrics), name="sizes of the cache")
         gc.collect()
         gc.freeze()  # what is loaded stays; looking through it again and again would stall everything
         await health.set(SERVICE, True)
@@ -69,9 +97,16 @@ class AssemblerApplication:
             max_message_bytes=int(self._settings.max_message_bytes),
             on_change=tell_health,
         )
-        service = AssemblerService(self._assembler, self._upstream, model_name=name, fingerprint=fingerprint)
+        service = AssemblerService(
+            self._assembler,
+            self._upstream,
+            model_name=name,
+            fingerprint=fingerprint,
+            answer_reserve=self._settings.answer_reserve,
+            caches=self._settings.cache,
+        )
         assembler_pb2_grpc.add_AssemblerServicer_to_server(service, server)
-        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(), server)
+        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(cache, metrics), server)
         self._upstream.start()
 
     def _template_name(self) -> str:
@@ -81,11 +116,23 @@ class AssemblerApplication:
         """The server waits for the calls that run; nothing else is left to do."""
 
     async def stop(self) -> None:
-        """Ends the connection to the executor and the working threads."""
+        """Ends the connection to the executor and the working threads; what waits for the disk is written."""
+        if self._reporting is not None:
+            self._reporting.cancel()
         if self._upstream is not None:
             await self._upstream.close()
         if self._assembler is not None:
             self._assembler.close()
+        if self._cache is not None:
+            await self._cache.close()
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.close)
+
+
+async def _report(cache: AssemblyCache, metrics: AssemblerMetrics) -> None:
+    while True:
+        metrics.sizes(cache.in_memory, cache.on_disk)
+        await asyncio.sleep(_REPORT_SECONDS)
 
 
 def _policies(settings: AssemblerSettings) -> Policies:

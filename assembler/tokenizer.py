@@ -10,7 +10,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import tokenizers
 
+from assembler import cuts
 from assembler.control import Live
+from assembler.cuts import Cuts
 from assembler.guard import Guard
 from assembler.tokenizer_config import AddedToken, read_json
 from assembler.vocabulary import Vocabulary, changes_letters
@@ -99,12 +101,14 @@ class Added:
 
     texts: all of them. control: those that must not be forged, with their ids. guard: encodes where some are only text.
     always: a normalizer could make a control token of other letters, so that every prompt has to go through the guard.
+    cuts: after which of them a text may be cut, as far as tokenizer.json tells.
     """
 
     texts: frozenset[str]
     control: Mapping[str, int]
     guard: Guard
     always: bool
+    cuts: Cuts
 
 
 class Tokenizer:
@@ -188,6 +192,7 @@ def _added(definition: Mapping[str, Any], template_texts: Sequence[str]) -> Adde
         control=control,
         guard=Guard(definition, control),
         always=normalized and changes_letters(definition),
+        cuts=cuts.find(definition, control),
     )
 
 

@@ -88,6 +88,11 @@ def truncated(
     return Truncated(prompt, dropped, range(rounds.head, rounds.starts[dropped]))
 
 
+def without(conversation: Conversation, rounds: int) -> Conversation:
+    """The conversation without so many of its oldest rounds, of which it has more."""
+    return _without(conversation, _rounds(conversation.messages), rounds)
+
+
 def _tokens_to_drop(tokens: int, window: int) -> int:
     """In whole strides, and at least what the prompt has too many of."""
     strides = -(-_STRIDES_PER_WINDOW * (tokens - window) // window)
@@ -112,6 +117,11 @@ def _rounds(messages: tuple[Message, ...]) -> _Rounds:
     return _Rounds(head, starts)
 
 
+def _without(conversation: Conversation, rounds: _Rounds, dropped: int) -> Conversation:
+    messages = conversation.messages
+    return replace(conversation, messages=(*messages[: rounds.head], *messages[rounds.starts[dropped] :]))
+
+
 class _Search(Generic[P]):
     """Looks for a cut, keeping what was tried."""
 
@@ -131,9 +141,7 @@ class _Search(Generic[P]):
     def prompt(self, dropped: int) -> P:
         """The prompt without so many rounds."""
         if dropped not in self._tried:
-            messages = self._conversation.messages
-            kept = (*messages[: self._rounds.head], *messages[self._rounds.starts[dropped] :])
-            self._tried[dropped] = self._attempt(replace(self._conversation, messages=kept))
+            self._tried[dropped] = self._attempt(_without(self._conversation, self._rounds, dropped))
         return self._tried[dropped]
 
     def fewest(self, most: int, tokens: int) -> int:

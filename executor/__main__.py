@@ -104,9 +104,13 @@ def _build(
     return build(settings, registry, loop, on_death)
 
 
+def _serve(settings: ExecutorSettings) -> int:
+    return hermes_server.run(ExecutorApplication(settings), settings)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs an executor until it is told to stop. Returns the exit code."""
-    return hermes_server.main(ExecutorSettings, ExecutorApplication, argv)
+    return hermes_server.main(ExecutorSettings, _serve, argv)
 
 
 if __name__ == "__main__":

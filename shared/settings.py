@@ -13,6 +13,8 @@ from shared.addresses import check_target
 DEFAULT_MODEL: Final = "SmolLM2-135M-Instruct"
 
 _MIB: Final = 1024**2
+_MOST_BYTES: Final = 2**50  # a pebibyte; more is a slip
+_LEAST_DISK: Final = 16 * _MIB  # below that the database's own log would be most of it
 _MAX_MESSAGE: Final = 2**31 - 1  # gRPC keeps message sizes in 32 signed bits
 _MEMORY_UNITS: Final = {"KIB": 1024, "MIB": 1024**2, "GIB": 1024**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _MAX_UNITS: Final = 2**40  # more than any machine has of any unit, and still a number of bytes
@@ -105,12 +107,45 @@ class AssemblerSettings(ServerSettings):
     log_prompts: Literal["off", "head_tail"] = Field(
         default="off", description="Log the first and last characters of each prompt, for debugging."
     )
+    answer_reserve: Positive = Field(
+        default=1024, description="Tokens of the context that chats are cut short for, where the caller asks for that."
+    )
+    workers: int = Field(default=1, ge=1, le=256, description="Processes that serve the port together.")
+    metrics_port: int = Field(
+        default=9101, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one."
+    )
+    cache: bool = Field(default=True, description="Keep assembled prompts for later requests.")
+    cache_memory_bytes: ByteSize = Field(
+        default=ByteSize(64 * _MIB), ge=0, le=_MOST_BYTES, description="Memory for them in each process."
+    )
+    cache_disk_bytes: ByteSize = Field(
+        default=ByteSize(1024 * _MIB),
+        ge=0,
+        le=_MOST_BYTES,
+        description='Disk for them, of all processes together, at least "16MiB"; 0 keeps them in memory alone.',
+    )
+    cache_directory: Path | None = Field(
+        default=None, description="Directory for them, of this user alone; else assembly in the cache directory."
+    )
+    cache_age_seconds: float = Field(default=7 * 86_400.0, gt=0, description="Time for which they are kept.")
 
     @field_validator("executor")
     @classmethod
     def _target(cls, value: str) -> str:
         check_target(value)
         return value
+
+    @field_validator("cache_disk_bytes")
+    @classmethod
+    def _room(cls, value: ByteSize) -> ByteSize:
+        if 0 < value < _LEAST_DISK:
+            raise ValueError('give at least "16MiB", or 0 to keep prompts in memory alone')
+        return value
+
+    @model_validator(mode="after")
+    def _ports(self) -> "AssemblerSettings":
+        _check_ports(self.port, self.metrics_port)
+        return self
 
 
 class ExecutorSettings(ServerSettings):
@@ -171,9 +206,13 @@ class ExecutorSettings(ServerSettings):
 
     @model_validator(mode="after")
     def _ports(self) -> "ExecutorSettings":
-        if self.metrics_port == self.port != 0:
-            raise ValueError(f"port and metrics_port are both {self.port}: give each its own")
+        _check_ports(self.port, self.metrics_port)
         return self
+
+
+def _check_ports(port: int, metrics_port: int) -> None:
+    if metrics_port == port != 0:
+        raise ValueError(f"port and metrics_port are both {port}: give each its own")
 
 
 def memory_bytes(text: str, free: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from assembler import pipeline
+from assembler import model_files
 from assembler.application import SWITCH_SECONDS
 from assembler.pipeline import Assembler, Order
 from hermes.v1 import assembler_pb2, types_pb2
@@ -85,7 +85,7 @@ async def longest_turn_ms(assembler: Assembler, prompt: assembler_pb2.Prompt) ->
 
 
 def measure(directory: Path) -> dict[str, Any]:
-    files = pipeline.load(directory)
+    files = model_files.load(directory)
     assembler = Assembler(files)
     reference = AutoTokenizer.from_pretrained(directory)
     loop = asyncio.new_event_loop()

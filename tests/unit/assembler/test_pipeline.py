@@ -6,7 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from assembler.pipeline import Assembled, Assembler, ModelFiles, Order
+from assembler.model_files import ModelFiles
+from assembler.pipeline import Assembled, Assembler, Order
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assembler import tokenizer, tokenizer_config
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.tokenizer import Tokenizer
 from assembler.tokenizer_config import AddedToken
 from assembler.vocabulary import Joining

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from assembler import order, template_files, truncation
 from assembler.messages import Conversation, Message, Role
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.pipeline import ModelFiles
 from assembler.rendering import Renderer
 from assembler.templates import RenderOptions
 from assembler.tools import Tool, ToolCall

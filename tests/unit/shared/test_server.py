@@ -78,7 +78,7 @@ class Tiny(executor_pb2_grpc.ExecutorServicer):
         print("called", flush=True)
         await asyncio.Event().wait()
 
-sys.exit(server.main(ExecutorSettings, Tiny))
+sys.exit(server.main(ExecutorSettings, lambda settings: server.run(Tiny(settings), settings)))
 """
 
 
