@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -15,6 +15,7 @@ from assembler import model_files
 from assembler.cache.build import build
 from assembler.cache.cache import AssemblyCache
 from assembler.metrics import AssemblerMetrics
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
 from assembler.pipeline import Assembler, Policies
 from assembler.recall import Recall
@@ -39,6 +40,34 @@ _OPEN_SECONDS: Final = 15.0
 _REPORT_SECONDS: Final = 1.0
 
 _log: Final = logging.getLogger(__name__)
+
+
+class Model(NamedTuple):
+    """name: what callers call it. fingerprint: the tokenizer's digest."""
+
+    name: str
+    fingerprint: str
+    files: ModelFiles
+
+
+def assembler_of(
+    settings: AssemblerSettings, model: Model, cache: AssemblyCache, metrics: AssemblerMetrics
+) -> Assembler:
+    """An assembler as settings want it, with all in its keys that can change what it makes."""
+    policies = Policies(
+        unknown_role=settings.unknown_role,
+        order=OrderPolicy(
+            merge_system=settings.merge_system,
+            merge_same_role=settings.merge_same_role,
+            strict=settings.strict,
+        ),
+        control_text=settings.control_text,
+        log_head_tail=settings.log_prompts == "head_tail",
+    )
+    text_facts = (model.fingerprint, *model.files.encoding_facts())
+    server_facts = (model.name, *text_facts, *model.files.template_facts(), *policies.facts())
+    recall = Recall(cache, metrics, server_facts=server_facts, text_facts=text_facts)
+    return Assembler(model.files, policies, recall)
 
 
 class AssemblerApplication:
@@ -76,11 +105,8 @@ class AssemblerApplication:
         )
         metrics = AssemblerMetrics(name, registry, self._processes)
         self._cache = cache = build(self._settings, metrics, self._processes)
-        policies = _policies(self._settings)
-        text_facts = (fingerprint, *files.encoding_facts())
-        server_facts = (name, *text_facts, *files.template_facts(), *policies.facts())
-        recall = Recall(cache, metrics, server_facts=server_facts, text_facts=text_facts)
-        self._assembler = await asyncio.to_thread(Assembler, files, policies, recall)
+        model = Model(name, fingerprint, files)
+        self._assembler = await asyncio.to_thread(assembler_of, self._settings, model, cache, metrics)
         await cache.start(_OPEN_SECONDS)
         self._reporting = asyncio.create_task(_report(cache, metrics), name="sizes of the cache")
         gc.collect()
@@ -133,16 +159,3 @@ async def _report(cache: AssemblyCache, metrics: AssemblerMetrics) -> None:
     while True:
         metrics.sizes(cache.in_memory, cache.on_disk)
         await asyncio.sleep(_REPORT_SECONDS)
-
-
-def _policies(settings: AssemblerSettings) -> Policies:
-    return Policies(
-        unknown_role=settings.unknown_role,
-        order=OrderPolicy(
-            merge_system=settings.merge_system,
-            merge_same_role=settings.merge_same_role,
-            strict=settings.strict,
-        ),
-        control_text=settings.control_text,
-        log_head_tail=settings.log_prompts == "head_tail",
-    )
