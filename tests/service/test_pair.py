@@ -201,8 +201,12 @@ def test_the_tree_is_warmed_shown_and_flushed_from_the_command_line(assembler, e
     shown = hermes("cache", "tree", "--namespace", "cli", "--executor", executor.address).stdout
     assert "pinned" in shown
     assert hermes("cache", "unpin", pinned.stdout.strip(), "--executor", executor.address).returncode == 0
-    flushed = hermes("cache", "flush", "--namespace", "cli", "--executor", executor.address)
+    counted = hermes("cache", "stats", *both).stdout
+    assert "prompts:" in counted
+    assert "tree:" in counted
+    flushed = hermes("cache", "flush", "--namespace", "cli", *both)
     assert "blocks are free now" in flushed.stderr
+    assert "are forgotten" in flushed.stderr
 
 
 def test_a_stop_string_ends_the_answer_before_it(client):
