@@ -91,7 +91,8 @@ async def drain(stream: asyncio.StreamReader, lines: list[str]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def process(model: Path, executor: str, *settings: str) -> AsyncIterator[Running]:
+async def process(model: Path, executor: str, *settings: str, head: list[str] | None = None) -> AsyncIterator[Running]:
+    """head: takes what it logs until it is ready."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "assembler", "--port", "0", "--model", str(model), "--executor", executor,
         "--model-name", "smol", "--metrics-port", "0", *settings,
@@ -101,6 +102,8 @@ async def process(model: Path, executor: str, *settings: str) -> AsyncIterator[R
     try:
         while (ready := re.search(rb"assembler ready on ([\d.:]+)", line := await child.stderr.readline())) is None:
             assert line, "the assembler ended before it was ready"
+            if head is not None:
+                head.append(line.decode())
         lines: list[str] = []
         drained = asyncio.create_task(drain(child.stderr, lines))
         address = ready[1].decode()
