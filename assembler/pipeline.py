@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -27,6 +28,8 @@ T = TypeVar("T")
 _INLINE_CHARACTERS: Final = 32_768
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
+# Rendering is done by one at a time anyway, and each keeps up to 30 MB of the tokenizer's words.
+_MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
 _LOGGED_CHARACTERS: Final = 80
 
@@ -116,7 +119,7 @@ class Assembler:
         self._policies = policies or Policies()
         self._renderer = self._rendering(files.template)
         self._tool_renderer = self._rendering(files.tool_template) or self._renderer
-        self._threads = ThreadPoolExecutor(thread_name_prefix="assemble")
+        self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="assemble")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
