@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from tokenizers import pre_tokenizers
 
-from assembler.spots import stretches
-
 _DIGITS: Final = "0123456789"
 # Characters from here on are letters of Chinese, Japanese and Korean, or no letters at all.
 _NUMERALS_END: Final = 0x20000
@@ -23,6 +21,8 @@ _NUMERALS_END: Final = 0x20000
 # character; what else is in such a range is found and passed over. Emoji are farther from any numeral.
 _GAP: Final = 0x800
 _RARE: Final = 0x10000
+# Characters that are searched at a time, because one long search would keep every other thread from running.
+_STRETCH: Final = 65_536
 
 
 def apart(definition: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -65,11 +65,12 @@ def pieces(text: str) -> Iterator[str]:
         yield text
         return
     end = 0
-    for found in stretches(_search(), text, 1):
-        if found[0] in _numerals():
-            yield text[end : found.start()]
-            yield found[0]
-            end = found.end()
+    for start in range(0, len(text), _STRETCH):
+        for found in _search().finditer(text, start, start + _STRETCH):
+            if found[0] in _numerals():
+                yield text[end : found.start()]
+                yield found[0]
+                end = found.end()
     yield text[end:]
 
 

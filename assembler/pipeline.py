@@ -186,9 +186,10 @@ class Assembler:
         return self.files.tokenizer.encode_guarded(reading.text, reading.live)
 
     async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
-        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
-        if max_tokens is not None and least > max_tokens:
-            raise _too_long(f"at least {least}", max_tokens)
+        if max_tokens is not None:
+            least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=max_tokens))
+            if least > max_tokens:
+                raise _too_long(f"at least {least}", max_tokens)
         return await self._worked(len(text), encode)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:

@@ -65,10 +65,13 @@ class Tokenizer:
         """The text as a reader sees it: without control tokens."""
         return self._encoder.decode(list(ids), skip_special_tokens=True)
 
-    def least_tokens(self, text: str) -> int:
-        """A number of tokens that the text surely has, told without encoding it."""
+    def least_tokens(self, text: str, above: int = 0) -> int:
+        """A number of tokens that the text surely has, told without encoding it.
+
+        above: 0 is told where it is not above that, because nobody asks then.
+        """
         bound = self.vocabulary.length_bound
-        return 0 if bound is None else bound.least_tokens(text)
+        return 0 if bound is None else bound.least_tokens(text, above)
 
 
 def load(directory: Path, declared: Iterable[AddedToken], template_texts: Sequence[str] = ()) -> Tokenizer:

@@ -64,6 +64,13 @@ def test_the_bound_on_tokens_grows_with_the_text_but_not_with_characters_that_le
     assert len(files.tokenizer.encode("\x04" * 1000)) == files.tokenizer.least_tokens("\x04" * 1000) == 0
 
 
+def test_the_bound_is_not_worked_out_where_it_cannot_be_above_what_is_asked(files: ModelFiles) -> None:
+    text = "a" * 100_000
+    least = files.tokenizer.least_tokens(text)
+    assert files.tokenizer.least_tokens(text, above=least - 1) == least
+    assert files.tokenizer.least_tokens(text, above=least) == 0
+
+
 def test_raw_text_gets_the_special_tokens_of_the_tokenizers_own_rule(tmp_path: Path) -> None:
     write_word_piece(tmp_path)
     own = loaded(tmp_path)
