@@ -82,7 +82,7 @@ class Fast:
 
     def __init__(self, definition: str, cut: _Cut, otherwise: Callable[[str], TokenIds]) -> None:
         """cut: into the pieces that are to be encoded. otherwise: encodes the texts that this library raises for."""
-        # Requests are spread over threads already, and each of its own would keep a cache of 10 to 30 MB besides.
+        # Requests are spread over threads already, and each of its own would keep words besides, 10 to 110 MB.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         import fastokens  # noqa: PLC0415 - where it cannot be loaded, the reference serves
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _INLINE_CHARACTERS: Final = 32_768
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
-# Rendering is done by one at a time anyway, and each keeps up to 30 MB of the tokenizer's words.
+# Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
 _MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
 _LOGGED_CHARACTERS: Final = 80
