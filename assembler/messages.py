@@ -88,7 +88,8 @@ def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversati
 
 def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
     role = _role(index, message.role, unknown_role)
-    if message.tool_calls and role is not Role.ASSISTANT:
+    calls = message.tool_calls
+    if calls and role is not Role.ASSISTANT:
         raise invalid_argument(
             "MISPLACED_TOOL_CALLS",
             f"Message {index} has tool calls, but is a {role} message: only the assistant calls tools.",
@@ -108,7 +109,7 @@ def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) 
         name=name,
         tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
         reasoning=message.reasoning if message.HasField("reasoning") else None,
-        tool_calls=tuple(tools.read_call(call, index) for call in message.tool_calls) if message.tool_calls else (),
+        tool_calls=tuple(tools.read_call(call, index) for call in calls) if calls else (),
     )
 
 
@@ -132,7 +133,8 @@ _QUOTED_CHARACTERS: Final = 60
 
 
 def _content(index: int, message: types_pb2.Message) -> str:
-    if not message.content_parts:
+    parts = message.content_parts
+    if not parts:
         return message.content
     if message.HasField("content"):
         raise invalid_argument(
@@ -140,7 +142,7 @@ def _content(index: int, message: types_pb2.Message) -> str:
             f"Message {index} has both content and content_parts: send one of them.",
             message_index=str(index),
         )
-    for place, part in enumerate(message.content_parts):
+    for place, part in enumerate(parts):
         if part.WhichOneof("part") is None:
             raise invalid_argument(
                 "EMPTY_CONTENT_PART",
@@ -149,4 +151,4 @@ def _content(index: int, message: types_pb2.Message) -> str:
                 part_index=str(place),
             )
     # Joined by nothing: the prompt has no character that neither the caller nor the template wrote.
-    return "".join(part.text for part in message.content_parts)
+    return "".join(part.text for part in parts)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -32,6 +33,8 @@ T = TypeVar("T")
 _INLINE_CHARACTERS: Final = 32_768
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
+# Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
+_MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
 _LOGGED_CHARACTERS: Final = 80
 
@@ -117,7 +120,7 @@ class Assembler:
         self._beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
         self._drafts = self._drafting(files.template)
         self._tool_drafts = self._drafting(files.tool_template) or self._drafts
-        self._threads = ThreadPoolExecutor(thread_name_prefix="assemble")
+        self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="assemble")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -257,7 +260,10 @@ class Assembler:
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
         """Refuses a text that cannot fit, without tokenizing it."""
-        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
+        if order.max_tokens is None:
+            return
+        room = order.max_tokens - known_tokens
+        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=room))
         limits.check_least(known_tokens + least, order.max_tokens)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:

@@ -52,9 +52,9 @@ def stats(
     )
     request = executor_pb2.DescribeTreeRequest(max_branches=1)
     tree = _told(lambda: prefix_tree.ask(executor, tls_ca, lambda stub: stub.DescribeTree(request, timeout=timeout)))
-    counted = {"prompts": prompts and _counters(prompts), "tree": tree and _counters(tree)}
+    counted = {"prompts": _counters(prompts), "tree": _counters(tree)}
     if as_json:
-        print_json(counted)
+        print_json({**counted})
     else:
         for name, counters in counted.items():
             if counters is not None:
@@ -114,7 +114,9 @@ def _ask(address: str, tls_ca: Path | None, call: Callable[[assembler_pb2_grpc.A
             raise unreachable(from_rpc_error(error), "assembler", address) from None
 
 
-def _counters(told: Message) -> dict[str, int]:
+def _counters(told: Message | None) -> dict[str, int] | None:
+    if told is None:
+        return None
     return {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields if field.name != "branches"}
 
 
