@@ -10,7 +10,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,6 @@ from assembler import cuts
 from assembler.cache.key import Keys, frame
 from assembler.control import Live, Reading
 from assembler.messages import Conversation, Message, Role
-from assembler.spots import stretches
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import TokenIds, Tokenizer
 from shared.errors import HermesError
@@ -27,15 +26,30 @@ from shared.errors import HermesError
 _LEAST_SYSTEM_CHARACTERS: Final = 256
 # Openings of answers that are remembered; one for each set of template variables in use.
 _MOST_OPENINGS: Final = 256
+# A turn adds an answer and a question; where tools are called, some messages more.
+_NEAR: Final = 4
+# Characters in which a token is looked for from the end, before four times as many are.
+_WINDOW: Final = 1024
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Beginning(NamedTuple):
-    """A text up to `end`, and the key of its ids."""
+class Beginning:
+    """A text up to `end`, and the key of its ids, which is made when somebody asks for it."""
 
-    end: int
-    key: bytes
+    __slots__ = ("_digest", "_key", "end")
+
+    def __init__(self, end: int, digest: Any) -> None:
+        self.end = end
+        self._digest = digest
+        self._key = b""
+
+    @property
+    def key(self) -> bytes:
+        """32 bytes."""
+        if not self._key:
+            self._key = self._digest.digest()
+        return self._key
 
 
 class Known(NamedTuple):
@@ -45,12 +59,30 @@ class Known(NamedTuple):
     ids: TokenIds
 
 
-class Plan(NamedTuple):
-    """candidates: beginnings of a text that may be known, the longest first.
-    worth: those of them that are worth keeping, the shortest first.
+class Candidates(Iterable[Beginning]):
+    """Beginnings of a text, the longest first. Those that a conversation's next turn has are made first, the others
+    when somebody gets that far.
     """
 
-    candidates: tuple[Beginning, ...] = ()
+    def __init__(self, near: Sequence[Beginning] = (), far: Callable[[], Iterable[Beginning]] = tuple) -> None:
+        self._near = near
+        self._make_far = far
+        self._far: tuple[Beginning, ...] | None = None
+
+    def __iter__(self) -> Iterator[Beginning]:
+        yield from self._near
+        if self._far is None:
+            self._far = tuple(self._make_far())
+        yield from self._far
+
+    def __bool__(self) -> bool:
+        return bool(self._near)
+
+
+class Plan(NamedTuple):
+    """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first."""
+
+    candidates: Candidates = Candidates()
     worth: tuple[Beginning, ...] = ()
 
 
@@ -74,24 +106,29 @@ class Beginnings:
         found = cuts.tried(tokenizer.added.cuts, tokenizer)
         if found.problem is not None:
             _log.info("beginnings of prompts are not cached for this tokenizer, because %s", found.problem)
-        self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens)))) if found.tokens else None
-        self._reach = max(map(len, found.tokens), default=0)
+        # Without tokens it matches nowhere.
+        self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens))) or r"(?!)")
 
     def plan(self, reading: Reading, conversation: Conversation, opening: str, namespace: str) -> Plan:
         """What may be known of a rendered text. opening: what the template wrote to open the answer."""
-        places = list(self._places(reading))
-        if not places:
-            return Plan()
+        places = _Places(reading, self._pattern)
         text = reading.text
-        closed = _last(places, len(text) - len(opening) if text.endswith(opening) else len(text))
-        system = _last(places, _system_end(text, conversation.messages))
-        ends = {end for end, token in places if token == closed[1] and end <= closed[0]}
-        worth = {closed[0]}
-        if _LEAST_SYSTEM_CHARACTERS <= system[0] < closed[0]:
-            worth.add(system[0])
-        found = {each.end: each for each in self._digested(reading, sorted(ends | worth), namespace)}
+        closed = places.last(len(text) - len(opening) if text.endswith(opening) else len(text))
+        if closed is None:
+            return Plan()
+        worth = {closed.end}
+        system = places.last(min(_system_end(text, conversation.messages), closed.end))
+        if system is not None and system.end >= _LEAST_SYSTEM_CHARACTERS:
+            worth.add(system.end)
+        # The turns before this one ended as this one does.
+        ends = sorted(worth.union(places.of(closed.token, closed.end)))
+        near, far = ends[-_NEAR:], ends[:-_NEAR]
+        found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
         return Plan(
-            tuple(found[end] for end in sorted(found, reverse=True)), tuple(found[end] for end in sorted(worth) if end)
+            Candidates(
+                [found[end] for end in reversed(near)], lambda: reversed(list(self._digested(reading, far, namespace)))
+            ),
+            tuple(found[end] for end in sorted(worth)),
         )
 
     def encode(self, reading: Reading, plan: Plan, known: Known) -> Encoded:
@@ -106,24 +143,14 @@ class Beginnings:
         ids.extend(self._piece(reading, place, len(reading.text)))
         return Encoded(ids, tuple(made))
 
-    def _places(self, reading: Reading) -> Iterator[tuple[int, str]]:
-        """Where the text may be cut, in order, and after which token."""
-        if self._pattern is None:
-            return
-        starts = None if reading.live is None else {live.start for live in reading.live}
-        for match in stretches(self._pattern, reading.text, self._reach):
-            if starts is None or match.start() in starts:
-                yield match.end(), match[0]
-
     def _digested(self, reading: Reading, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
-        """The beginnings up to each end, in order; ends of 0 are left out."""
+        """The beginnings up to each end, in order."""
         digest = self._keys.begin(namespace.encode(), b"plain" if reading.live is None else b"guarded")
         place = 0
         for end in ends:
-            if end:
-                _add(digest, reading, place, end)
-                place = end
-                yield Beginning(end, digest.copy().digest())
+            _add(digest, reading, place, end)
+            place = end
+            yield Beginning(end, digest.copy())
 
     def _piece(self, reading: Reading, start: int, end: int) -> TokenIds:
         text = reading.text[start:end]
@@ -135,6 +162,46 @@ class Beginnings:
             if start <= each.start and each.end <= end
         ]
         return self._tokenizer.encode_guarded(text, live)
+
+
+class _Place(NamedTuple):
+    """Where a text may be cut: behind a token."""
+
+    end: int
+    token: str
+
+
+class _Places:
+    """Where a text may be cut. No token of the pattern can overlap another, so a search may begin anywhere."""
+
+    def __init__(self, reading: Reading, pattern: re.Pattern[str]) -> None:
+        self._text = reading.text
+        self._pattern = pattern
+        # Where control tokens are a caller's, only those that the template wrote count.
+        self._live = reading.live and [each for each in reading.live if pattern.fullmatch(each.token)]
+
+    def last(self, end: int) -> _Place | None:
+        """The last one that is not behind `end`."""
+        if self._live is not None:
+            at = bisect_right(self._live, end, key=_end)
+            return _Place(self._live[at - 1].end, self._live[at - 1].token) if at else None
+        start, reach = end, _WINDOW
+        while start > 0:
+            start, reach = max(0, end - reach), 4 * reach
+            matches = list(self._pattern.finditer(self._text, start, end))
+            if matches:
+                return _Place(matches[-1].end(), matches[-1][0])
+        return None
+
+    def of(self, token: str, end: int) -> Iterator[int]:
+        """The ends of all such tokens up to there."""
+        if self._live is not None:
+            yield from (each.end for each in self._live if each.token == token and each.end <= end)
+            return
+        at = self._text.find(token, 0, end)
+        while at >= 0:
+            yield at + len(token)
+            at = self._text.find(token, at + len(token), end)
 
 
 class Openings:
@@ -186,12 +253,6 @@ def _start(live: Live) -> int:
 
 def _end(live: Live) -> int:
     return live.end
-
-
-def _last(places: Sequence[tuple[int, str]], end: int) -> tuple[int, str]:
-    """The last place that is not behind `end`; 0 where there is none."""
-    at = bisect_right(places, end, key=lambda place: place[0])
-    return places[at - 1] if at else (0, "")
 
 
 def _system_end(text: str, messages: tuple[Message, ...]) -> int:

@@ -11,11 +11,14 @@ from assembler.tokenizer import TokenIds
 
 
 class Asked(NamedTuple):
-    """How a conversation is to be rendered. kwargs_json: the options' template variables as the caller wrote them."""
+    """How a conversation is to be rendered. kwargs_json: the options' template variables as the caller wrote them.
+
+    namespace: whose beginnings may be known; None where nobody asks.
+    """
 
     options: RenderOptions
     kwargs_json: str
-    namespace: str
+    namespace: str | None
 
 
 class Sheet(NamedTuple):
@@ -57,6 +60,8 @@ class Drafts:
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
         rendered = self._renderer.render(conversation, asked.options)
+        if asked.namespace is None:
+            return Sheet(conversation, asked, rendered, Plan())
         opening = self._openings.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, opening, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)

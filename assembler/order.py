@@ -149,7 +149,7 @@ def _same_roles_joined(conversation: Conversation) -> Conversation:
     for _, group in groupby(enumerate(conversation.messages), kind):
         messages = [message for _, message in group]
         content = messages[0].content if len(messages) == 1 else _joined([message.content for message in messages])
-        joined.append(replace(messages[0], content=content))
+        joined.append(messages[0]._replace(content=content))
     return replace(conversation, messages=tuple(joined))
 
 
@@ -159,7 +159,7 @@ def _systems_first(conversation: Conversation) -> Conversation:
         return conversation
     others = [message for message in conversation.messages if message.role is not Role.SYSTEM]
     content = systems[0].content if len(systems) == 1 else _joined([message.content for message in systems])
-    return replace(conversation, messages=(replace(systems[0], content=content), *others))
+    return replace(conversation, messages=(systems[0]._replace(content=content), *others))
 
 
 def _system_in_first_user(conversation: Conversation) -> Conversation:
@@ -168,5 +168,5 @@ def _system_in_first_user(conversation: Conversation) -> Conversation:
     user = next((at for at, message in enumerate(others) if message.role is Role.USER), None)
     if system.role is not Role.SYSTEM or user is None:
         return conversation
-    others[user] = replace(others[user], content=_joined([system.content, others[user].content]))
+    others[user] = others[user]._replace(content=_joined([system.content, others[user].content]))
     return replace(conversation, messages=tuple(others))

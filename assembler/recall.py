@@ -28,8 +28,14 @@ class CacheUse(NamedTuple):
     read: bool = True
     write: bool = True
 
+    @property
+    def any(self) -> bool:
+        """Whether the request has to do with the cache at all."""
+        return self.read or self.write
+
 
 COMMON: Final = CacheUse()
+NONE: Final = CacheUse(read=False, write=False)
 
 
 class Recall:
@@ -53,13 +59,18 @@ class Recall:
         memory = MemoryTier(max_bytes=0, max_age=0, on_evict=metrics.forgotten)
         return cls(AssemblyCache(memory), metrics, server_facts=(), text_facts=())
 
-    def key(self, prompt: assembler_pb2.Prompt, use: CacheUse, *fields: str) -> bytes:
-        """The key of a whole prompt. fields: what else can change it."""
+    def key(self, prompt: assembler_pb2.Prompt, use: CacheUse, *fields: str | None) -> bytes | None:
+        """The key of a whole prompt. fields: what else can change it; None where that cannot be told.
+
+        None for a prompt that is not to be kept, or cannot be.
+        """
+        if not use.any or None in fields:
+            return None
         data = prompt.SerializeToString(deterministic=True)
-        return self._keys.key(use.namespace.encode(), data, *(field.encode() for field in fields))
+        return self._keys.key(use.namespace.encode(), data, *(field.encode() for field in fields if field is not None))
 
     async def prompt(self, key: bytes | None, use: CacheUse) -> Entry | None:
-        """The prompt under a key, where the request may have it. key: None for what cannot be kept."""
+        """The prompt under a key, where the request may have it."""
         if not use.read:
             return None
         hit = None if key is None else await self._cache.find(key, use.namespace)

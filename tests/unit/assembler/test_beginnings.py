@@ -10,7 +10,7 @@ import pytest
 from assembler import cuts, model_files
 from assembler.model_files import ModelFiles
 from assembler.pipeline import Assembled, Assembler, Order
-from assembler.recall import CacheUse
+from assembler.recall import COMMON, CacheUse
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.caching import Remembering, remembering
 from tests.unit.assembler.model_styles import STYLES, Style
@@ -48,9 +48,11 @@ def remembered() -> Remembering:
     return remembering()
 
 
-async def both(cached: Assembler, plain: Assembler, prompt: assembler_pb2.Prompt, **fields: Any) -> Assembled:
+async def both(
+    cached: Assembler, plain: Assembler, prompt: assembler_pb2.Prompt, cache: CacheUse = COMMON
+) -> Assembled:
     """The prompt by an assembler that remembers; its ids, text and findings are those of one that does not."""
-    order = Order(prompt, None, return_text=True, **fields)
+    order = Order(prompt, None, return_text=True, cache=cache)
     one, other = await cached.assemble(order), await plain.assemble(order)
     assert (one.ids, one.text, one.findings) == (other.ids, other.text, other.findings)
     return one
@@ -211,7 +213,7 @@ async def test_what_is_said_of_a_tokenizer_that_cannot_be_cut_and_whole_prompts_
 async def test_hits_are_counted_in_tokens(remembered: Remembering, files: ModelFiles) -> None:
     cached = remembered.assembler(files)
     first, second = growing(1, 2)
-    sizes = [await cached.assemble(Order(chat(*turns), None)) for turns in (first, second, second)]
+    sizes = [await cached.assemble(Order(chat(*turns), None, cache=COMMON)) for turns in (first, second, second)]
     assert remembered.count("prompt_tokens_total") == sum(len(each.ids) for each in sizes)
     assert remembered.count("hit_tokens_total", kind="exact") == len(sizes[2].ids)
     assert remembered.count("hit_tokens_total", kind="beginning") == sizes[1].cached_tokens > 500

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from assembler import model_files, template_files
 from assembler.model_files import ModelFiles
 from assembler.pipeline import Assembler, Order
+from assembler.recall import COMMON
 from assembler.service import AssemblerService
 from hermes.v1 import assembler_pb2
 from shared.errors import HermesError
@@ -277,15 +278,15 @@ async def test_what_fails_is_not_remembered_and_a_hit_is_still_held_to_the_limit
 ) -> None:
     assembler = remembered.assembler(files)
     prompt = json_format.ParseDict(REQUEST["prompt"], assembler_pb2.Prompt())
-    await assembler.assemble(Order(prompt, 4000))
+    await assembler.assemble(Order(prompt, 4000, cache=COMMON))
     for _ in range(2):
         with pytest.raises(HermesError) as caught:
-            await assembler.assemble(Order(prompt, 10))
+            await assembler.assemble(Order(prompt, 10, cache=COMMON))
         assert caught.value.reason == "PROMPT_TOO_LONG"
     kept = remembered.cache.in_memory.entries
     for bad in (assembler_pb2.Prompt(text=""), assembler_pb2.Prompt(text="long " * 100)):
         with pytest.raises(HermesError):
-            await assembler.assemble(Order(bad, 10))
+            await assembler.assemble(Order(bad, 10, cache=COMMON))
     assert remembered.cache.in_memory.entries == kept
 
 
@@ -320,7 +321,9 @@ async def test_what_a_template_takes_from_the_clock_or_from_chance_is_never_take
     directory = STYLES[0].write(tmp_path)
     (directory / "chat_template.jinja").write_text(source)
     assembler = remembered.assembler(model_files.load(directory))
-    order = Order(json_format.ParseDict(REQUEST["prompt"], assembler_pb2.Prompt()), None, return_text=True)
+    order = Order(
+        json_format.ParseDict(REQUEST["prompt"], assembler_pb2.Prompt()), None, return_text=True, cache=COMMON
+    )
     hits = []
     for moment in ("2026-03-04T10:00", second[0]):
         clock = Mock(now=Mock(return_value=datetime.fromisoformat(moment)))
@@ -343,5 +346,5 @@ async def test_the_clock_is_read_once_for_a_request_however_often_it_is_rendered
     assembler = remembered.assembler(model_files.load(directory))
     messages = [{"role": role, "content": "a <|im_end|> b"} for role in ("system", "system", "user")]
     prompt = json_format.ParseDict({"chat": {"messages": messages}}, assembler_pb2.Prompt())
-    assembled = await assembler.assemble(Order(prompt, None, return_text=True))
+    assembled = await assembler.assemble(Order(prompt, None, return_text=True, cache=COMMON))
     assert assembled.text == assembler.files.tokenizer.decode(assembled.ids)
