@@ -86,7 +86,7 @@ def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversati
 
 
 def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
-    role = _role(index, message.role, unknown_role)
+    role = _ROLES.get(message.role) or _role(index, message.role, unknown_role)
     calls = message.tool_calls
     if calls and role is not Role.ASSISTANT:
         raise invalid_argument(
@@ -95,25 +95,22 @@ def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) 
             message_index=str(index),
         )
     name = message.name if message.HasField("name") else None
-    if role is Role.TOOL and name is not None and not tools.is_name(name):
+    if name is not None and role is Role.TOOL and not tools.is_name(name):
         raise invalid_argument(
             "BAD_TOOL_NAME",
             f"Message {index} names the tool {name[:_QUOTED_CHARACTERS]!r}: a tool's name has letters, digits and "
             "_ - . : / $ @ alone.",
             message_index=str(index),
         )
-    return Message(
-        role=role,
-        content=_content(index, message),
-        name=name,
-        tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
-        reasoning=message.reasoning if message.HasField("reasoning") else None,
-        tool_calls=tuple(tools.read_call(call, index) for call in calls) if calls else (),
-    )
+    content = _joined_parts(index, message) if message.content_parts else message.content
+    tool_call_id = message.tool_call_id if message.HasField("tool_call_id") else None
+    reasoning = message.reasoning if message.HasField("reasoning") else None
+    tool_calls = tuple(tools.read_call(call, index) for call in calls) if calls else ()
+    return Message(role, content, name, tool_call_id, reasoning, tool_calls)
 
 
 def _role(index: int, role: str, unknown_role: UnknownRole) -> Role:
-    known = _ROLES.get(role) or _ROLES.get(_squashed(role))
+    known = _ROLES.get(_squashed(role))
     if known is not None:
         return known
     if unknown_role == "user":
@@ -131,17 +128,14 @@ def _role(index: int, role: str, unknown_role: UnknownRole) -> Role:
 _QUOTED_CHARACTERS: Final = 60
 
 
-def _content(index: int, message: types_pb2.Message) -> str:
-    parts = message.content_parts
-    if not parts:
-        return message.content
+def _joined_parts(index: int, message: types_pb2.Message) -> str:
     if message.HasField("content"):
         raise invalid_argument(
             "CONTENT_CONFLICT",
             f"Message {index} has both content and content_parts: send one of them.",
             message_index=str(index),
         )
-    for place, part in enumerate(parts):
+    for place, part in enumerate(message.content_parts):
         if part.WhichOneof("part") is None:
             raise invalid_argument(
                 "EMPTY_CONTENT_PART",
@@ -150,4 +144,4 @@ def _content(index: int, message: types_pb2.Message) -> str:
                 part_index=str(place),
             )
     # Joined by nothing: the prompt has no character that neither the caller nor the template wrote.
-    return "".join(part.text for part in parts)
+    return "".join(part.text for part in message.content_parts)

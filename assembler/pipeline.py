@@ -29,12 +29,12 @@ from shared.errors import failed_precondition, invalid_argument
 
 T = TypeVar("T")
 
-# Above this, rendering and encoding take longer than handing the work to a thread, and long enough to delay others.
-_INLINE_CHARACTERS: Final = 32_768
+# Up to this, rendering and encoding take 2 ms; others wait longer for a thread that has work, and for what it holds.
+_INLINE_CHARACTERS: Final = 49_152
+# `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
+_SLOWER: Final = 16
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
-# Control text and what looks like it is rendered at twice the rate at which text is encoded; other text far quicker.
-_RENDERED_PER_ENCODED: Final = 2
 # Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
 _MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
@@ -188,7 +188,7 @@ class Assembler:
             return _Made(entry, text, cached_tokens=len(entry.ids))
         await self._refuse_early(text, 0, order)
         with self._metrics.stage("tokenize"):
-            ids = await self._worked(len(text), lambda: self.files.tokenizer.encode_raw(text))
+            ids = await self._worked(self._work(text), lambda: self.files.tokenizer.encode_raw(text))
         entry = Entry(ids, time.time())
         limits.check_length(len(ids), order.max_tokens)
         self._recall.keep_prompt(key, entry, order.cache)
@@ -233,9 +233,8 @@ class Assembler:
             return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
-        characters = chat.ByteSize() // _RENDERED_PER_ENCODED + _CHARACTERS_PER_MESSAGE * len(chat.messages)
         with self._metrics.stage("render"):
-            return await self._worked(characters, work)
+            return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
 
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""
@@ -244,8 +243,9 @@ class Assembler:
         rest = sheet.text[known.end :]
         if order.fitting.window is None:
             await self._refuse_early(rest, len(known.ids), order)
+        guarded = sheet.rendered.reading.live is not None
         with self._metrics.stage("tokenize"):
-            return await self._worked(len(rest), lambda: drafts.draft(sheet, known))
+            return await self._worked(self._work(rest, guarded=guarded), lambda: drafts.draft(sheet, known))
 
     async def _fitted(self, order: Order, drafts: Drafts, whole: Draft) -> Truncated[Draft]:
         """The draft without its oldest rounds, if it is too long and the caller wants that."""
@@ -259,7 +259,8 @@ class Assembler:
 
         with self._metrics.stage("truncate"):
             return await self._worked(
-                len(sheet.text), lambda: truncation.truncated(sheet.conversation, whole, window, attempt)
+                self._work(sheet.text, guarded=sheet.rendered.reading.live is not None),
+                lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
             )
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
@@ -269,6 +270,11 @@ class Assembler:
         room = order.max_tokens - known_tokens
         least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=room))
         limits.check_least(known_tokens + least, order.max_tokens)
+
+    def _work(self, text: str, *, guarded: bool = False) -> int:
+        """How much work encoding is, in characters of the quick library's."""
+        is_quick = self.files.tokenizer.library == "fastokens" and not guarded
+        return len(text) if is_quick else _SLOWER * len(text)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
         if characters <= _INLINE_CHARACTERS:
