@@ -4,8 +4,9 @@
 
 Prints one JSON object. Conversations have 40 rounds; each is asked for once before it is measured: `memory_hit` and
 `disk_hit` of the whole prompt, `new_turn` of a conversation that has grown by an answer and a question, all in this
-process; `assemble` and `echo` over gRPC, from one caller to a server of one process, with the same requests and responses
-of the same size. Times are medians; works take turns, some calls each, as a server has them that is asked all the time.
+process; `assemble` and `echo` over gRPC, from one caller to a server of one process, with the same requests and
+responses of the same size. Times are medians; works take turns, some calls each, as a server has them that is asked all
+the time.
 """
 
 import argparse
