@@ -230,9 +230,8 @@ def test_a_conversation_beyond_its_window_keeps_its_hits_between_cuts(client):
     cuts = [turn for turn in range(1, len(dropped)) if dropped[turn] != dropped[turn - 1]]
     assert len(cuts) >= 2
     assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(cuts))
-    usual = max(computed[turn] for turn in range(1, cuts[0]))
-    assert all(computed[turn + 1] <= usual for turn in cuts if turn + 1 < len(computed))
-    assert all(computed[turn] > usual for turn in cuts)
+    usual = 1.2 * max(computed[turn] for turn in range(1, cuts[0]))  # of one turn; answers differ a little
+    assert all(computed[turn + 1] < usual < computed[turn] for turn in cuts if turn + 1 < len(computed)), computed
 
 
 def test_the_executors_metrics_count_what_was_cached(executor, assembler, client):
