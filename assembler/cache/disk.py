@@ -168,7 +168,7 @@ class DiskTier:
     def _flush(self, tag: str | None) -> int:
         store = self._usable()
         if store is None:
-            return 0
+            raise StoreError("it cannot be opened")
         removed = store.flush(tag)
         self._tidy(store)
         return removed
