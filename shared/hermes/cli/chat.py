@@ -24,6 +24,7 @@ def chat(
     *,
     system: opt.System = None,
     max_tokens: opt.MaxTokens = None,
+    max_prompt_tokens: opt.MaxPromptTokens = None,
     temperature: opt.Temperature = None,
     top_p: opt.TopP = None,
     top_k: opt.TopK = None,
@@ -40,6 +41,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
     options["system"] = system
+    options["max_prompt_tokens"] = max_prompt_tokens
     if message is None and not _is_terminal():
         fail('Give a message, as in hermes chat "Hello", or - to read it from standard input.', code=2)
     with Client(address, timeout=timeout, tls_ca=tls_ca) as client:

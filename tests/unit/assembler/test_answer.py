@@ -6,7 +6,7 @@ import pytest
 
 from assembler.answer import Answer, Event, joined
 from assembler.detokenizer import StopRule
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 
 PLAIN = StopRule()
