@@ -98,7 +98,7 @@ class Fast:
             ids = self._ids(list(islice(pieces, _PIECES_AT_ONCE)))
             while batch := list(islice(pieces, _PIECES_AT_ONCE)):
                 ids += self._ids(batch)
-        except ValueError:  # a byte of the text is no token, which others leave out
+        except ValueError:  # a byte of the text is no token; the reference leaves such out
             ids = self._otherwise(text)
         return self._surrounded(ids) if add_special_tokens else ids
 
