@@ -89,26 +89,23 @@ class AssemblerApplication:
     async def start(self, server: grpc.aio.Server, health: server.Health) -> None:
         """Loads the model's tokenizer and template, and begins to look for the executor."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            await self._start(server, health)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self, server: grpc.aio.Server, health: server.Health) -> None:
         registry = CollectorRegistry()
-        if self._processes is None:
+        if self._processes is None:  # else the one who started this process has it
             self._endpoint = Endpoint(registry, self._settings.host, self._settings.metrics_port)
             _log.info("metrics on http://%s:%d/metrics", self._settings.host, self._endpoint.port)
-        directory = await asyncio.to_thread(models.resolve, self._settings.model)
-        files = await asyncio.to_thread(model_files.load, directory.path, self._settings.template)
-        fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
-        name = self._settings.model_name or directory.name
-        _log.info(
-            "serving prompts for %s: %s encodes, %s",
-            name,
-            files.tokenizer.library,
-            "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
-        )
-        metrics = AssemblerMetrics(name, registry, self._processes)
-        self._cache = cache = build(self._settings, metrics, self._processes)
-        model = Model(name, fingerprint, files)
-        self._assembler = await asyncio.to_thread(assembler_of, self._settings, model, cache, metrics)
-        await cache.start(_OPEN_SECONDS)
-        self._reporting = asyncio.create_task(_report(cache, metrics), name="sizes of the cache")
+        model = await self._load()
+        metrics = AssemblerMetrics(model.name, registry, self._processes)
+        self._cache = build(self._settings, metrics, self._processes)
+        self._assembler = await asyncio.to_thread(assembler_of, self._settings, model, self._cache, metrics)
+        await self._cache.start(_OPEN_SECONDS)
+        self._reporting = asyncio.create_task(_report(self._cache, metrics), name="sizes of the cache")
         gc.collect()
         gc.freeze()  # what is loaded stays; looking through it again and again would stall everything
         await health.set(SERVICE, True)
@@ -119,21 +116,34 @@ class AssemblerApplication:
 
         self._upstream = Upstream(
             self._settings.executor,
-            fingerprint,
+            model.fingerprint,
             max_message_bytes=int(self._settings.max_message_bytes),
             on_change=tell_health,
         )
         service = AssemblerService(
             self._assembler,
             self._upstream,
-            model_name=name,
-            fingerprint=fingerprint,
+            model_name=model.name,
+            fingerprint=model.fingerprint,
             answer_reserve=self._settings.answer_reserve,
             caches=self._settings.cache,
         )
         assembler_pb2_grpc.add_AssemblerServicer_to_server(service, server)
-        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(cache, metrics), server)
+        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(self._cache, metrics), server)
         self._upstream.start()
+
+    async def _load(self) -> Model:
+        directory = await asyncio.to_thread(models.resolve, self._settings.model)
+        files = await asyncio.to_thread(model_files.load, directory.path, self._settings.template)
+        fingerprint = await asyncio.to_thread(models.tokenizer_fingerprint, directory.path)
+        name = self._settings.model_name or directory.name
+        _log.info(
+            "serving prompts for %s: %s encodes, %s",
+            name,
+            files.tokenizer.library,
+            "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
+        )
+        return Model(name, fingerprint, files)
 
     def _template_name(self) -> str:
         return "the model's template" if self._settings.template is None else f"template {self._settings.template}"

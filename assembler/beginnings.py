@@ -9,7 +9,6 @@ import logging
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -25,6 +24,7 @@ from shared.errors import HermesError
 _LEAST_SYSTEM_CHARACTERS: Final = 256
 # Openings of answers that are remembered; one for each set of template variables in use.
 _MOST_OPENINGS: Final = 256
+_MOST_KWARGS_CHARACTERS: Final = 1024
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 4
 # Characters in which a token is looked for from the end, before four times as many are.
@@ -207,17 +207,18 @@ class Openings:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._known: OrderedDict[str, str] = OrderedDict()
+        self._known: dict[str, str] = {}
 
     def of(self, options: RenderOptions, kwargs_json: str) -> str:
         """kwargs_json: the options' variables as the caller wrote them."""
         if not options.add_generation_prompt:
             return ""
-        if kwargs_json not in self._known:
-            self._known[kwargs_json] = self._tried(options)
-            if len(self._known) > _MOST_OPENINGS:
-                self._known.popitem(last=False)
-        return self._known.get(kwargs_json, "")
+        opening = self._known.get(kwargs_json)
+        if opening is None:
+            opening = self._tried(options)
+            if len(self._known) < _MOST_OPENINGS and len(kwargs_json) <= _MOST_KWARGS_CHARACTERS:
+                self._known[kwargs_json] = opening
+        return opening
 
     def _tried(self, options: RenderOptions) -> str:
         probe = Conversation((Message(Role.USER, "q"),))

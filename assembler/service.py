@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 from google.protobuf import duration_pb2
 
+from assembler import packed
 from assembler.answer import Answer, joined
 from assembler.cache.cache import AssemblyCache
 from assembler.detokenizer import StopRule
@@ -59,12 +60,11 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         self, request: assembler_pb2.AssembleRequest, context: Context
     ) -> assembler_pb2.AssembleResponse:
         assembled = await self._assembler.assemble(self._order(request, return_text=request.return_text))
-        return assembler_pb2.AssembleResponse(
-            request_id=_request_id(request),
-            token_ids=assembled.ids,
-            text=assembled.text,
-            info=self._info(assembled),
+        response = assembler_pb2.AssembleResponse(
+            request_id=_request_id(request), text=assembled.text, info=self._info(assembled)
         )
+        packed.add(response, "token_ids", assembled.ids)
+        return response
 
     async def Generate(
         self, request: assembler_pb2.AssemblerGenerateRequest, context: Context

@@ -20,6 +20,7 @@ from shared.errors import HermesError, unavailable
 _LOOK_SECONDS: Final = 0.25
 # A process that flushes answers when the others have had time to look.
 _TIME_TO_LOOK: Final = 2 * _LOOK_SECONDS
+_FLUSH_SECONDS: Final = 10.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -100,22 +101,30 @@ class AssemblyCache:
         Returns how many there were on disk, or in memory without one. Raises HermesError CACHE_UNAVAILABLE.
         """
         tag = None if namespace is None else tag_of(namespace)
+        removed = self._memory.flush(tag)
         try:
-            removed_on_disk = 0 if self._disk is None else await self._disk.flush(tag)
-            removed = self._memory.flush(tag)
-            if self._notices is not None:
-                await asyncio.to_thread(self._notices.post, tag)
-                await asyncio.sleep(_TIME_TO_LOOK)
-        except (StoreError, queue.Full, OSError) as error:
-            raise _unavailable(error) from error
-        return removed if self._disk is None else removed_on_disk
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                if self._disk is not None:
+                    removed = await self._disk.flush(tag)
+                if self._notices is not None:
+                    await asyncio.to_thread(self._notices.post, tag)
+                    await asyncio.sleep(_TIME_TO_LOOK)
+        except TimeoutError as error:
+            raise _unavailable("it is slow") from error
+        except queue.Full as error:
+            raise _unavailable("too much waits to be written") from error
+        except (StoreError, OSError) as error:
+            raise _unavailable(str(error)) from error
+        return removed
 
     async def _watch(self, notices: Notices) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(OSError):  # nothing is wrong with what is in memory; the next look may see it
+            with contextlib.suppress(OSError, StoreError, queue.Full):  # the one who flushed was told of such trouble
                 for tag in await asyncio.to_thread(notices.news):
                     self._memory.flush(tag)
+                    if self._disk is not None:  # what this process wrote while the other one flushed
+                        await self._disk.flush(tag)
 
     @property
     def in_memory(self) -> Sizes:
@@ -128,5 +137,5 @@ class AssemblyCache:
         return Sizes(0, 0) if self._disk is None else self._disk.sizes
 
 
-def _unavailable(error: Exception) -> HermesError:
-    return unavailable("CACHE_UNAVAILABLE", f"The assembly cache on disk cannot be flushed ({error}): try again later.")
+def _unavailable(why: str) -> HermesError:
+    return unavailable("CACHE_UNAVAILABLE", f"The assembly cache on disk cannot be flushed, {why}: try again later.")

@@ -21,6 +21,8 @@ from assembler.cache.writer import Write, Writer
 
 # After trouble, before the disk is tried again.
 _PAUSE_SECONDS: Final = 5.0
+# Of the disk's limit, how much is written before the size is looked at; besides, that is done once a second.
+_TIDY_SHARE: Final = 64
 # The same trouble comes with each request; the log says it once in so long.
 _SAY_AGAIN_SECONDS: Final = 60.0
 _CLOSE_SECONDS: Final = 5.0
@@ -73,6 +75,7 @@ class DiskTier:
         self._rest_until = 0.0
         self._said: dict[str, float] = {}
         self._broken: Store | None = None
+        self._untidied = 0  # bytes written since the size was looked at
         self.sizes = Sizes(0, 0)
         self._read_from: Store | None = None
         self._reader = Reader(self._look_up, self._stop_reading)
@@ -147,8 +150,11 @@ class DiskTier:
             self._counts.writes_dropped(len(writes))
             return
         try:
-            store.put([Item(write.key, encoded(write.key, write.entry), write.tag) for write in writes])
-            self._tidy(store)
+            items = [Item(write.key, encoded(write.key, write.entry), write.tag) for write in writes]
+            store.put(items)
+            self._untidied += sum(len(item.value) for item in items)
+            if self._untidied > self._limits.max_bytes // _TIDY_SHARE:
+                self._tidy(store)
         except StoreError as error:
             self._counts.writes_dropped(len(writes))
             self._give_rest(error, store)
@@ -162,7 +168,7 @@ class DiskTier:
     def _flush(self, tag: str | None) -> int:
         store = self._usable()
         if store is None:
-            return 0
+            raise StoreError("it cannot be opened")
         removed = store.flush(tag)
         self._tidy(store)
         return removed
@@ -177,6 +183,7 @@ class DiskTier:
             self._give_rest(error, store)
 
     def _tidy(self, store: Store) -> None:
+        self._untidied = 0
         removed = store.tidy()
         if removed:
             self._counts.evicted(removed)

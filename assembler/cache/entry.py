@@ -3,11 +3,10 @@
 import hashlib
 import json
 import struct
-import sys
-from array import array
 from dataclasses import dataclass
 from typing import Final
 
+from assembler import packed
 from assembler.findings import Finding
 from assembler.tokenizer import TokenIds
 
@@ -16,7 +15,6 @@ from assembler.tokenizer import TokenIds
 _MAGIC: Final = b"HAC1"
 _HEAD: Final = struct.Struct("<4s32sdIII")
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
-_ID_BYTES: Final = 4
 # An entry in memory besides its ids and texts: its object, its key, its place in the table (measured, rounded up).
 _OVERHEAD_BYTES: Final = 512
 
@@ -41,14 +39,14 @@ class Entry:
     def size(self) -> int:
         """Bytes that it takes in memory, nearly."""
         texts = sum(len(each.message) for each in self.findings)
-        return _OVERHEAD_BYTES + _ID_BYTES * len(self.ids) + texts
+        return _OVERHEAD_BYTES + packed.ID_BYTES * len(self.ids) + texts
 
 
 def encoded(key: bytes, entry: Entry) -> bytes:
     """The entry's bytes for the disk, under a key of 32 bytes."""
     findings = json.dumps(entry.findings).encode() if entry.findings else b""
     head = _HEAD.pack(_MAGIC, key, entry.stored, len(entry.ids), entry.dropped_rounds, len(findings))
-    body = b"".join((head, _swapped(entry.ids).tobytes(), findings))
+    body = b"".join((head, packed.to_bytes(entry.ids), findings))
     return body + hashlib.sha256(body).digest()
 
 
@@ -58,20 +56,12 @@ def decoded(key: bytes, data: bytes) -> Entry:
     if len(data) < _HEAD.size + _CHECKSUM_BYTES or hashlib.sha256(body).digest() != checksum:
         raise DamagedError("its checksum is not that of its bytes")
     magic, own_key, stored, ids, dropped_rounds, findings = _HEAD.unpack_from(body)
-    end = _HEAD.size + _ID_BYTES * ids
+    end = _HEAD.size + packed.ID_BYTES * ids
     if magic != _MAGIC or own_key != key or len(body) != end + findings:
         raise DamagedError("it belongs to another key or another version")
     return Entry(
-        ids=_swapped(array("I", body[_HEAD.size : end])),
+        ids=packed.from_bytes(body[_HEAD.size : end]),
         stored=stored,
         dropped_rounds=dropped_rounds,
         findings=tuple(Finding(*each) for each in json.loads(body[end:])) if findings else (),
     )
-
-
-def _swapped(ids: TokenIds) -> TokenIds:
-    """The ids with the disk's order of bytes made the machine's own, or the other way round."""
-    if sys.byteorder == "big":
-        ids = ids[:]
-        ids.byteswap()
-    return ids

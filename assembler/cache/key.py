@@ -1,11 +1,12 @@
 """Keys: SHA-256 over everything that can change what is kept under them, each field framed by its length."""
 
+import functools
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
-# Of the keys and of what stands under them. Another number is another cache: raise it with any change to how prompts
-# are assembled that no other field tells of.
+# Of the keys themselves.
 _SCHEMA: Final = "hermes assembly 1"
 _LENGTH_BYTES: Final = 8
 
@@ -16,7 +17,7 @@ class Keys:
     def __init__(self, kind: str, facts: Iterable[str]) -> None:
         """facts: whatever of the server can change an entry's value."""
         self._base = hashlib.sha256()
-        for field in (_SCHEMA, kind, *facts):
+        for field in (_SCHEMA, kind, _source(), *facts):
             frame(self._base, field.encode())
 
     def begin(self, *fields: bytes) -> Any:
@@ -30,6 +31,17 @@ class Keys:
         """32 bytes."""
         key: bytes = self.begin(*fields).digest()
         return key
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of the assembler's own code: another one may assemble in another way."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for file in sorted(package.rglob("*.py")):
+        frame(digest, str(file.relative_to(package)).encode())
+        frame(digest, file.read_bytes())
+    return digest.hexdigest()
 
 
 def frame(digest: Any, field: bytes) -> None:

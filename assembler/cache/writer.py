@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
@@ -14,6 +15,8 @@ _MOST_WAITING_BYTES: Final = 32 * 2**20
 # One transaction: large enough to be worth its commit, small against any limit of the disk's.
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 2**20
+# That a write waits for others to share its commit with; each takes the interpreter's lock from those who serve.
+_LINGER_SECONDS: Final = 0.05
 # Between looks at what is too old, or gone.
 _TICK_SECONDS: Final = 1.0
 
@@ -92,6 +95,8 @@ class Writer:
             except queue.Empty:
                 self._tick()
                 continue
+            if isinstance(first, Write):
+                time.sleep(_LINGER_SECONDS)
             if not self._handled(first):
                 break
         self._at_end()

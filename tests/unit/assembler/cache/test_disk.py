@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from assembler.cache import disk
+from assembler.cache import disk, reader
 from assembler.cache.disk import DiskLimits, DiskTier, Found
 from assembler.cache.store import Store
 from tests.unit.assembler.cache.conftest import Counts, entry, key
@@ -25,8 +25,10 @@ SECONDS = 20.0
 
 
 @pytest.fixture(autouse=True)
-def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy with other tests."""
     monkeypatch.setattr(disk, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "_PATIENCE_SECONDS", SECONDS)
 
 
 @asynccontextmanager
@@ -234,11 +236,13 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_is_used_again_afterwar
         tier.put(key(1), entry(), "a")
         await written(tier)
         monkeypatch.setattr(Store, "get", slow)
+        monkeypatch.setattr(reader, "_PATIENCE_SECONDS", 0.1)
         assert await tier.get([key(1)]) is None
         assert counts["troubles"] == 1
         assert [await tier.get([key(1)]) for _ in range(100)] == [None] * 100
         assert counts["troubles"] == 1
         hang.set()
+        monkeypatch.setattr(reader, "_PATIENCE_SECONDS", SECONDS)
 
         async def is_found() -> bool:
             return await tier.get([key(1)]) is not None
