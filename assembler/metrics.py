@@ -21,6 +21,7 @@ from shared.metrics import of_processes
 Stage = Literal["lookup", "render", "tokenize", "truncate"]
 Result = Literal["memory", "disk", "miss"]
 Kind = Literal["exact", "beginning"]
+Mode = Literal["livesum", "livemostrecent"]
 
 _STAGES: Final = ("lookup", "render", "tokenize", "truncate")
 _RESULTS: Final = ("memory", "disk", "miss")
@@ -30,7 +31,7 @@ _MODEL: Final = ("model_name",)
 
 
 # What is in memory adds up over the processes; what is on disk is the same for all of them.
-_TIERS: Final[tuple[tuple[str, str, Literal["livesum", "livemostrecent"]], ...]] = (
+_TIERS: Final[tuple[tuple[str, str, Mode], ...]] = (
     ("memory", "in memory", "livesum"),
     ("disk", "on disk", "livemostrecent"),
 )
@@ -68,22 +69,15 @@ class AssemblerMetrics:
         self._damaged = counter("damaged_entries", "Entries that were found damaged on disk, and dropped.").labels(name)
         self._dropped = counter("dropped_writes", "Entries that the disk did not take.").labels(name)
         self._troubles = counter("disk_troubles", "Times that the disk would not; each costs hits.").labels(name)
+
+        def gauge(name: str, text: str, mode: Mode) -> Gauge:
+            full = f"hermes_assembly_cache_{name}"
+            return Gauge(full, text, _MODEL, registry=registry, multiprocess_mode=mode).labels(model_name)
+
         self._sizes = [
             _Sizes(
-                Gauge(
-                    f"hermes_assembly_cache_{tier}_entries",
-                    f"Entries {place} now.",
-                    _MODEL,
-                    registry=registry,
-                    multiprocess_mode=mode,
-                ).labels(name),
-                Gauge(
-                    f"hermes_assembly_cache_{tier}_bytes",
-                    f"Bytes {place} now.",
-                    _MODEL,
-                    registry=registry,
-                    multiprocess_mode=mode,
-                ).labels(name),
+                gauge(f"{tier}_entries", f"Entries {place} now.", mode),
+                gauge(f"{tier}_bytes", f"Bytes {place} now.", mode),
             )
             for tier, place, mode in _TIERS
         ]

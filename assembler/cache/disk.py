@@ -39,7 +39,7 @@ class DiskLimits(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What lies on disk now."""
+    """How much there is in a tier."""
 
     entries: int
     bytes: int

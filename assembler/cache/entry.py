@@ -63,5 +63,17 @@ def decoded(key: bytes, data: bytes) -> Entry:
         ids=packed.from_bytes(body[_HEAD.size : end]),
         stored=stored,
         dropped_rounds=dropped_rounds,
-        findings=tuple(Finding(*each) for each in json.loads(body[end:])) if findings else (),
+        findings=_findings(body[end:]) if findings else (),
     )
+
+
+def _findings(data: bytes) -> tuple[Finding, ...]:
+    try:
+        found = tuple(Finding(*each) for each in json.loads(data))
+    except (TypeError, ValueError) as error:
+        raise DamagedError("its findings are none") from error
+    for each in found:
+        texts, index = (each.code, each.message), each.message_index
+        if not all(isinstance(text, str) for text in texts) or not (index is None or isinstance(index, int)):
+            raise DamagedError("its findings are none")
+    return found

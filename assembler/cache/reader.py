@@ -1,12 +1,15 @@
 """The thread that looks entries up on disk, so that a slow disk keeps nobody waiting but those who ask."""
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+_log: Final = logging.getLogger(__name__)
 
 # A look-up takes 0.1 ms; one that takes longer than making the prompt anew is of no use.
 _PATIENCE_SECONDS: Final = 0.1
@@ -21,7 +24,7 @@ class Reader(Generic[T]):
     """Asks one look-up after the other. Belongs to the event loop; the look-ups run on its thread."""
 
     def __init__(self, look_up: Callable[[Sequence[bytes]], T | None], at_end: Callable[[], None]) -> None:
-        """look_up must not raise. at_end: called on the thread when it ends."""
+        """look_up: gives None for what is not there, or cannot be had. at_end: called on the thread when it ends."""
         self._look_up = look_up
         self._at_end = at_end
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
@@ -50,7 +53,11 @@ class Reader(Generic[T]):
 
     def _work(self) -> None:
         while (question := self._questions.get()) is not None:
-            found = self._look_up(question.keys)
+            try:
+                found = self._look_up(question.keys)
+            except Exception:  # whatever it was, those who ask later want answers too
+                _log.exception("a look-up in the assembly cache failed")
+                found = None
             loop = question.answer.get_loop()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_give, question.answer, found)

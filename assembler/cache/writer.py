@@ -1,5 +1,6 @@
 """The thread that writes to disk behind the requests, in batches, and never makes one wait."""
 
+import logging
 import queue
 import threading
 import time
@@ -20,6 +21,8 @@ _LINGER_SECONDS: Final = 0.05
 # Between looks at what is too old, or gone.
 _TICK_SECONDS: Final = 1.0
 
+_log: Final = logging.getLogger(__name__)
+
 
 class Write(NamedTuple):
     """An entry to write. tag: its namespace's."""
@@ -39,7 +42,7 @@ class Work(NamedTuple):
 class Writer:
     """Hands batches of writes to `write`, other work to itself, and calls `tick` in between.
 
-    None of the three may raise, but for the work, whose error goes into its outcome. Owned by the disk tier.
+    An error of the work's goes into its outcome. Owned by the disk tier.
     """
 
     def __init__(
@@ -97,7 +100,12 @@ class Writer:
                 continue
             if isinstance(first, Write):
                 time.sleep(_LINGER_SECONDS)
-            if not self._handled(first):
+            try:
+                goes_on = self._handled(first)
+            except Exception:  # whatever it was, what comes later is to be written too
+                _log.exception("writing to the assembly cache failed")
+                continue
+            if not goes_on:
                 break
         self._at_end()
 
@@ -116,8 +124,10 @@ class Writer:
             except queue.Empty:
                 break
         if batch:
-            self._write(batch)
-            self._taken(size)
+            try:
+                self._write(batch)
+            finally:
+                self._taken(size)
         if isinstance(item, Work):
             _done(item)
         return item is not None

@@ -1,3 +1,4 @@
+import hashlib
 from array import array
 
 import pytest
@@ -42,6 +43,14 @@ def test_any_changed_byte_and_any_shorter_value_is_damage() -> None:
             decoded(KEY, data[:place])
     with pytest.raises(DamagedError):
         decoded(KEY, data + b"\0")
+
+
+@pytest.mark.parametrize("findings", [b"[", b"5", b"[5]", b'[["A"]]', b'[[1, "text", null]]', b'[["A", "text", "x"]]'])
+def test_findings_that_are_none_are_damage_whatever_their_checksum_says(findings: bytes) -> None:
+    body = bytearray(encoded(KEY, Entry(array("I"), 1.0))[: -hashlib.sha256().digest_size] + findings)
+    body[-len(findings) - 4 : -len(findings)] = len(findings).to_bytes(4, "little")
+    with pytest.raises(DamagedError, match="findings"):
+        decoded(KEY, bytes(body) + hashlib.sha256(body).digest())
 
 
 def test_a_value_under_another_key_is_damage() -> None:
