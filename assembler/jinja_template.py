@@ -12,7 +12,8 @@ import jinja2.meta
 
 from assembler import words
 from assembler.messages import Conversation, Message, Role
-from assembler.sandbox import LimitExceededError, Run, TemplateEnvironment, limited
+from assembler.limits import LimitExceededError, Run, limited
+from assembler.sandbox import TemplateEnvironment
 from assembler.templates import (
     QUOTED_CHARACTERS,
     RenderOptions,
@@ -23,6 +24,7 @@ from assembler.templates import (
     tools_not_shown,
 )
 from assembler.tools import Tool, ToolCall
+from assembler.traced import written
 from shared.errors import HermesError, StartupError, invalid_argument
 
 # Options that change what a template writes; part of its version, so that a change of them is a change of prompts.
@@ -84,7 +86,7 @@ class JinjaTemplate:
                 "prompts alone."
             ) from error
         self.words = words.read(tree)
-        self._named_tokens = dict(named_tokens)
+        self._named_tokens = {name: written(token) for name, token in named_tokens.items()}
         self._seconds = seconds
         # The environment's own functions stand behind these names; no caller may put a value in their place.
         self._taken = _OWN_VARIABLES | environment.globals.keys()
@@ -94,7 +96,8 @@ class JinjaTemplate:
         self.words = replace(
             self.words,
             samples=tuple(self._tries(_SAMPLES, form)),
-            turns="".join(self._tries([_TURNS], form, RenderOptions(add_generation_prompt=False))),
+            turns=tuple(self._turns(form)),
+            openings=tuple(text.partition(_QUESTION)[2].partition(_ANSWER)[0] for text in self._answered(form)),
         )
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
@@ -182,6 +185,17 @@ class JinjaTemplate:
                     return form
         return None
 
+    def _turns(self, form: CallForm) -> Iterator[str]:
+        """What it writes around the texts of all but the assistant, and after that one's."""
+        yield from self._tries(_ASKED, form, _CLOSED)
+        for text in self._tries(_TOLD, form, _CLOSED):
+            yield text.rpartition(_PROBE_WORDS[2])[2]
+        for text in self._answered(form):
+            yield text.rpartition(_ANSWER)[2]
+
+    def _answered(self, form: CallForm) -> list[str]:
+        return [text for text in self._tries(_ANSWERED, form, _CLOSED) if _ANSWER in text]
+
     def _tries(
         self,
         conversations: Iterable[Conversation],
@@ -198,9 +212,13 @@ class JinjaTemplate:
                     return
 
 
+# Callers choose a role, but do not write it; templates build marks of it.
+_ROLES: Final = {role: written(str(role)) for role in Role}
+
+
 def _as_template_data(message: Message, form: CallForm) -> dict[str, Any]:
     """The message as transformers hands it to a template: absent keys are absent, not None."""
-    data: dict[str, Any] = {"role": str(message.role)}
+    data: dict[str, Any] = {"role": _ROLES[message.role]}
     if message.content or not message.tool_calls or form.keeps_empty_text:
         data["content"] = message.content
     if message.name is not None:
@@ -243,12 +261,28 @@ _PROBES: Final = (
 )
 
 
-_TURNS: Final = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"), Message(Role.USER, "r")))
+_CLOSED: Final = RenderOptions(add_generation_prompt=False)
+_SYSTEM: Final = Message(Role.SYSTEM, "s")
+_QUESTION: Final = "probe question"
+_ANSWER: Final = "probe answer"
+_TURNS: Final = (Message(Role.USER, _QUESTION), Message(Role.ASSISTANT, _ANSWER), Message(Role.USER, "r"))
+# Conversations without a word of the assistant's, with a result after its call, and with an answer.
+_ASKED: Final = (
+    Conversation(_TURNS[:1]),
+    Conversation((_SYSTEM, *_TURNS[:1])),
+    Conversation((_SYSTEM, *_TURNS[:1]), (_PROBE_TOOL,)),
+)
+_TOLD: Final = (
+    Conversation(_PROBE_TURNS[:3], (_PROBE_TOOL,)),
+    Conversation(_PROBE_TURNS[:3]),
+    Conversation((_SYSTEM, *_PROBE_TURNS[:3]), (_PROBE_TOOL,)),
+)
+_ANSWERED: Final = (Conversation(_TURNS), Conversation((_SYSTEM, *_TURNS)))
 _SAMPLES: Final = (
     *_PROBES,
-    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="r"))),
-    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q")), (_PROBE_TOOL,)),
-    _TURNS,
+    Conversation((_SYSTEM, *_TURNS[:1], Message(Role.ASSISTANT, "a", reasoning="r"))),
+    *_ASKED,
+    *_ANSWERED,
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from assembler.control import ControlText
 from shared.errors import HermesError
 from tests.unit.assembler.model_styles import STYLES, Style
 from tests.unit.assembler.served import Served, as_chat, as_reference, serve
@@ -31,7 +32,7 @@ def control_ids(served: Served, ids: list[int]) -> list[int]:
 def kept(served: Served) -> set[str]:
     """Tokens that the template looks for, so that the model's own reasoning marks count in what it said before."""
     words = served.files.template.words
-    return {text for text in words.searched if text in served.files.tokenizer.added.control and text not in words.turns}
+    return set(ControlText(served.files.tokenizer.added.control, served.files.tokenizer.added.texts, words).reasoning)
 
 
 KEYS = (
@@ -58,7 +59,7 @@ def harmless(served: Served, value: Any) -> Any:
 def attacks(draw: st.DrawFn, served: Served, without: frozenset[str] = frozenset()) -> str:
     """A text with control tokens in it: whole, in halves, nested, broken by what the template looks for, trimmed."""
     tokens = st.sampled_from(sorted(set(served.files.tokenizer.added.control) - without))
-    searched = [*served.files.template.words.searched, *served.files.template.words.cut_at] or [" "]
+    searched = list(served.files.template.words.searched) or [" "]
     pieces = []
     for _ in range(draw(st.integers(1, 4))):
         token = draw(tokens)
