@@ -6,6 +6,7 @@ A control token counts where every character of it is the template's, as `assemb
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice, zip_longest
 from typing import Any, Final, NamedTuple
 
 from assembler.messages import Conversation, Message, Role
@@ -76,10 +77,9 @@ class ControlText:
 
     def read(self, rendered: str) -> Reading:
         """What a rendered text says."""
-        text, own = plain(rendered), own_of(rendered)
-        if all(own.find(0, found.start, found.end) < 0 for found in self.tokens.found(text)):
-            return Reading(text)
-        return Reading(text, self.live(rendered))
+        text, live = plain(rendered), self.live(rendered)
+        are_all = all(found == other for found, other in zip_longest(self.tokens.found(text), live))
+        return Reading(text, None if are_all else live)
 
     def live(self, rendered: str) -> tuple[Live, ...]:
         """The control tokens of a rendered text that the template wrote."""
@@ -102,12 +102,10 @@ class ControlText:
         return None
 
     def _reasoning(self, words: Words) -> frozenset[str]:
-        """What is looked for and stands in front of an answer, but neither opens nor closes a turn."""
+        """What is looked for, but neither opens nor closes a turn."""
         searched = self.tokens.texts.intersection(words.searched)
         turns = {found.token for text in words.turns for found in self.tokens.found(plain(text))}
-        for opening in words.openings:
-            others = [found.token for found in self.tokens.found(opening) if found.token not in turns]
-            turns.update(others[:1])
+        turns.update(found.token for text in words.openings for found in islice(self.tokens.found(plain(text)), 1))
         return searched - turns if words.openings else frozenset()
 
     def _has_marks(self, message: Message) -> bool:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final
@@ -10,9 +9,9 @@ from typing import Any, Final
 import jinja2
 import jinja2.meta
 
-from assembler import words
-from assembler.messages import Conversation, Message, Role
+from assembler import limits, probes, words
 from assembler.limits import LimitExceededError, Run, limited
+from assembler.messages import Conversation, Message, Role
 from assembler.sandbox import TemplateEnvironment
 from assembler.templates import (
     QUOTED_CHARACTERS,
@@ -23,7 +22,7 @@ from assembler.templates import (
     tool_calls_not_shown,
     tools_not_shown,
 )
-from assembler.tools import Tool, ToolCall
+from assembler.tools import ToolCall
 from assembler.traced import written
 from shared.errors import HermesError, StartupError, invalid_argument
 
@@ -85,7 +84,6 @@ class JinjaTemplate:
                 f"The model's chat template cannot be compiled ({_said(error)}): repair it, or remove it to serve text "
                 "prompts alone."
             ) from error
-        self.words = words.read(tree)
         self._named_tokens = {name: written(token) for name, token in named_tokens.items()}
         self._seconds = seconds
         # The environment's own functions stand behind these names; no caller may put a value in their place.
@@ -93,11 +91,13 @@ class JinjaTemplate:
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
         form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
-        self.words = replace(
-            self.words,
-            samples=tuple(self._tries(_SAMPLES, form)),
-            turns=tuple(self._turns(form)),
-            openings=tuple(text.partition(_QUESTION)[2].partition(_ANSWER)[0] for text in self._answered(form)),
+        closed = RenderOptions(add_generation_prompt=False)
+        self.words = words.read(
+            tree,
+            samples=tuple(self._tries(probes.SAMPLES, form)),
+            asked=tuple(self._tries(probes.ASKED, form, closed)),
+            told=tuple(self._tries(probes.TOLD, form, closed)),
+            answered=tuple(self._tries(probes.ANSWERED, form, closed)),
         )
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class JinjaTemplate:
     ) -> str:
         run = Run(
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
-            characters=_OWN_CHARACTERS + _GROWTH * conversation.characters,
+            characters=_OWN_CHARACTERS + _GROWTH * (conversation.characters + limits.measured(options.kwargs, {})),
             now=datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
         tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]
@@ -179,22 +179,10 @@ class JinjaTemplate:
     def _find_call_form(self) -> CallForm | None:
         """The first form in which the template shows a call, as far as a try can tell."""
         for form in CallForm:
-            for text in self._tries(_PROBES, form):
-                # Python's own way of writing a mapping is not JSON: that template wants text.
-                if all(word in text for word in _PROBE_WORDS) and f"'{_PROBE_WORDS[1]}': " not in text:
+            for text in self._tries(probes.CALLED, form):
+                if probes.shows_call(text):
                     return form
         return None
-
-    def _turns(self, form: CallForm) -> Iterator[str]:
-        """What it writes around the texts of all but the assistant, and after that one's."""
-        yield from self._tries(_ASKED, form, _CLOSED)
-        for text in self._tries(_TOLD, form, _CLOSED):
-            yield text.rpartition(_PROBE_WORDS[2])[2]
-        for text in self._answered(form):
-            yield text.rpartition(_ANSWER)[2]
-
-    def _answered(self, form: CallForm) -> list[str]:
-        return [text for text in self._tries(_ANSWERED, form, _CLOSED) if _ANSWER in text]
 
     def _tries(
         self,
@@ -236,54 +224,6 @@ def _call_data(call: ToolCall, form: CallForm) -> dict[str, Any]:
     arguments = call.arguments if form.has_mapping and call.arguments is not None else call.text
     data: dict[str, Any] = {} if call.id is None else {"id": call.id}
     return data | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-# A name, an argument's name and its value, which stand nowhere else; an id of nine letters and digits, as Mistral's
-# templates ask for.
-_PROBE_WORDS: Final = ("probe_tool", "probe_argument", "probe value")
-_PROBE_CALL: Final = ToolCall(
-    "probe_tool", '{"probe_argument": "probe value"}', {"probe_argument": "probe value"}, "call00001"
-)
-_PROBE_TOOL: Final = Tool(
-    {"name": "other_tool", "description": "d", "parameters": {"type": "object", "properties": {}}}, 80
-)
-_PROBE_TURNS: Final = (
-    Message(Role.USER, "q"),
-    Message(Role.ASSISTANT, "", tool_calls=(_PROBE_CALL,)),
-    Message(Role.TOOL, "5", name="probe_tool", tool_call_id="call00001"),
-    Message(Role.ASSISTANT, "a"),
-)
-_PROBES: Final = (
-    Conversation(_PROBE_TURNS, (_PROBE_TOOL,)),
-    Conversation(_PROBE_TURNS[:2], (_PROBE_TOOL,)),
-    Conversation(_PROBE_TURNS),
-    Conversation(_PROBE_TURNS[:2]),
-)
-
-
-_CLOSED: Final = RenderOptions(add_generation_prompt=False)
-_SYSTEM: Final = Message(Role.SYSTEM, "s")
-_QUESTION: Final = "probe question"
-_ANSWER: Final = "probe answer"
-_TURNS: Final = (Message(Role.USER, _QUESTION), Message(Role.ASSISTANT, _ANSWER), Message(Role.USER, "r"))
-# Conversations without a word of the assistant's, with a result after its call, and with an answer.
-_ASKED: Final = (
-    Conversation(_TURNS[:1]),
-    Conversation((_SYSTEM, *_TURNS[:1])),
-    Conversation((_SYSTEM, *_TURNS[:1]), (_PROBE_TOOL,)),
-)
-_TOLD: Final = (
-    Conversation(_PROBE_TURNS[:3], (_PROBE_TOOL,)),
-    Conversation(_PROBE_TURNS[:3]),
-    Conversation((_SYSTEM, *_PROBE_TURNS[:3]), (_PROBE_TOOL,)),
-)
-_ANSWERED: Final = (Conversation(_TURNS), Conversation((_SYSTEM, *_TURNS)))
-_SAMPLES: Final = (
-    *_PROBES,
-    Conversation((_SYSTEM, *_TURNS[:1], Message(Role.ASSISTANT, "a", reasoning="r"))),
-    *_ASKED,
-    *_ANSWERED,
-)
 
 
 def _unique(mark: str, conversation: Conversation) -> str:

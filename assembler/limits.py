@@ -150,7 +150,7 @@ def check_replacement(text: str, old: Any, new: Any) -> None:
 
 
 def measured(value: Any, sizes: dict[int, int]) -> int:
-    """About how many characters a value has as a text. sizes: of lists and mappings by id; one may be in many places."""
+    """About how many characters a value has as a text. sizes: by id, of lists and mappings, which places can share."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from assembler import order
-from assembler.control import ControlText, Live, Reading
+from assembler.control import ControlText, Reading
 from assembler.findings import CONTROL_TEXT, ROLE_ORDER, Finding
-from assembler.messages import Conversation, Message, Role
+from assembler.messages import Conversation
 from assembler.order import OrderPolicy
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import Tokenizer
-from assembler.traced import plain
+from assembler.traced import blanked, plain
 from shared.errors import HermesError, invalid_argument
 
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
@@ -44,9 +44,13 @@ class Renderer:
         self.template = template
         self._policy = policy
         self._control = ControlText(tokenizer.added.control, tokenizer.added.texts, template.words)
-        self._guards_all = tokenizer.added.always
+        self._tokenizer = tokenizer
+        # A normalizer could make a control token of a caller's other letters.
+        self._is_normalized = tokenizer.added.always
         lost = _lost(self._control, template)
-        problem = _problem(tokenizer) or (lost and f"the template puts {lost!r} together in a way that hides its origin")
+        problem = _problem(self._control, tokenizer) or (
+            lost and f"the template writes {lost!r} in a way that hides its origin"
+        )
         self._hides_origin = lost is not None
         self._refuses = control == "reject" or problem is not None
         if problem is not None:
@@ -70,19 +74,31 @@ class Renderer:
             )
         if reading.live is not None:
             findings.append(self._control_finding(conversation, options))
-        elif self._guards_all:
+        elif self._is_normalized and not self._refuses:
             reading = Reading(reading.text, tuple(self._control.tokens.found(reading.text)))
         return Rendered(reading, tuple(findings))
 
     def _read(self, conversation: Conversation, options: RenderOptions) -> Reading:
-        reading = self._control.read(self.template.render(self._control.trusted(conversation), options))
+        rendered = self.template.render(self._control.trusted(conversation), options)
+        reading = self._control.read(rendered)
         if reading.live is None:
+            if (
+                self._refuses
+                and self._is_normalized
+                and self._counted(reading.text) != self._counted(blanked(rendered))
+            ):
+                raise self._refusal(conversation, options)
             return reading
         if self._hides_origin and not self._control.may_begin(conversation, options.kwargs):
             return Reading(reading.text)
         if self._refuses:
             raise self._refusal(conversation, options)
         return reading
+
+    def _counted(self, text: str) -> list[int]:
+        """The control tokens that count where the whole text is encoded."""
+        ids = frozenset(self._tokenizer.added.control.values())
+        return [token_id for token_id in self._tokenizer.encode(text) if token_id in ids]
 
     def _mended(self, refusal: _Refusal, options: RenderOptions) -> Reading:
         for mended in order.mends(refusal.conversation, self._policy):
@@ -113,7 +129,7 @@ def _dense(text: str) -> str:
     return "".join(text.split())
 
 
-def _problem(tokenizer: Tokenizer) -> str | None:
+def _problem(control: ControlText, tokenizer: Tokenizer) -> str | None:
     """Why this tokenizer cannot keep a control token in a caller's text as text, if it cannot."""
     ids = frozenset(tokenizer.added.control.values())
     for token in sorted(tokenizer.added.control)[:_TRIED_TOKENS]:
@@ -121,7 +137,7 @@ def _problem(tokenizer: Tokenizer) -> str | None:
         literal = tokenizer.encode_guarded(text, ())
         if ids.intersection(literal) or _dense(token) not in _dense(tokenizer.decode(literal)):
             return f"the tokenizer cannot write {token!r} as text"
-        if tokenizer.encode_guarded(text, (Live(1, 1 + len(token), token),)) != tokenizer.encode(text):
+        if tokenizer.encode_guarded(text, tuple(control.tokens.found(text))) != tokenizer.encode(text):
             return f"the tokenizer knows {token!r} by no other name"
     return None
 

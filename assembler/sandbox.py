@@ -13,7 +13,7 @@ from assembler import limits, traced
 from assembler.jinja_code import TracingGenerator
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
 from assembler.limits import check_padding, check_size, check_text, check_time, checked
-from assembler.traced import Traced, own_of
+from assembler.traced import Traced, TracedMarkup, own_of
 
 # Filters where the padding's size is an argument.
 _PADDING_FILTERS: Final = ("batch", "center", "format", "indent", "slice", "wordwrap")
@@ -104,9 +104,9 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def shown(value: Any) -> str:
         """`{{ value }}`."""
         if value.__class__ is Traced or value.__class__ is str:
-            return value  # type: ignore[no-any-return]
+            return value
         check_text(value)
-        return str(value)
+        return traced.traced(str(value), own_of(value)) if isinstance(value, TracedMarkup) else str(value)
 
 
 def _concat(pieces: Iterable[str]) -> str:

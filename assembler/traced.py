@@ -9,6 +9,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
+import markupsafe
+
 _new: Final = str.__new__
 
 
@@ -48,28 +50,28 @@ class Traced(str):
 
     def strip(self, characters: str | None = None, /) -> str:
         text = str.lstrip(self, characters)
-        return self._from(len(self) - len(text), str.rstrip(text, characters))
+        return self._from(len(self) - len(text), str.rstrip(text, characters), characters)
 
     def lstrip(self, characters: str | None = None, /) -> str:
         text = str.lstrip(self, characters)
-        return self._from(len(self) - len(text), text)
+        return self._from(len(self) - len(text), text, characters)
 
     def rstrip(self, characters: str | None = None, /) -> str:
-        return self._from(0, str.rstrip(self, characters))
+        return self._from(0, str.rstrip(self, characters), characters)
 
     def removeprefix(self, prefix: str, /) -> str:
         text = str.removeprefix(self, prefix)
-        return self._from(len(self) - len(text), text)
+        return self._from(len(self) - len(text), text, prefix)
 
     def removesuffix(self, suffix: str, /) -> str:
-        return self._from(0, str.removesuffix(self, suffix))
+        return self._from(0, str.removesuffix(self, suffix), suffix)
 
     def partition(self, separator: str, /) -> tuple[str, str, str]:
-        head, middle, tail = self._in_a_row(str.partition(self, separator))
+        head, middle, tail = self._in_a_row(str.partition(self, separator), separator)
         return head, middle, tail
 
     def rpartition(self, separator: str, /) -> tuple[str, str, str]:
-        head, middle, tail = self._in_a_row(str.rpartition(self, separator))
+        head, middle, tail = self._in_a_row(str.rpartition(self, separator), separator)
         return head, middle, tail
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
@@ -79,12 +81,13 @@ class Traced(str):
         return self._apart(str.rsplit(self, sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        lines = self._in_a_row(str.splitlines(self, True))
-        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
+        lengths = map(len, str.splitlines(self, keepends))
+        whole = self._in_a_row(str.splitlines(self, True))
+        return [line[:length] for line, length in zip(whole, lengths, strict=True)]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         text = str.replace(self, old, new, count)
-        if not old:
+        if not old or not _is_own(old):
             return text
         return traced(text, own_of(new).join(map(own_of, self.split(old, count))))
 
@@ -104,14 +107,15 @@ class Traced(str):
     def title(self) -> str:
         return self._changed(str.title(self))
 
-    def _from(self, start: int, text: str) -> str:
-        return traced(text, self._own[start : start + len(text)])
+    def _from(self, start: int, text: str, searched: str | None = None) -> str:
+        """A part. searched: what it was cut at; where a caller names that, the rest counts as the caller's too."""
+        return traced(text, self._own[start : start + len(text)]) if _is_own(searched) else text
 
-    def _in_a_row(self, parts: Iterable[str]) -> list[str]:
+    def _in_a_row(self, parts: Iterable[str], searched: str | None = None) -> list[str]:
         """Parts that make up the text with nothing between them."""
         found, start = [], 0
         for part in parts:
-            found.append(self._from(start, part))
+            found.append(self._from(start, part, searched))
             start += len(part)
         return found
 
@@ -121,13 +125,20 @@ class Traced(str):
         for part in parts:
             if separator is None:
                 start = self.index(part, start)
-            found.append(self._from(start, part))
+            found.append(self._from(start, part, separator))
             start += len(part) + len(separator or "")
         return found
 
     def _changed(self, text: str) -> str:
         """The text in another case. Letters only ever become more, so as many of them are the same ones."""
         return traced(text, self._own) if len(text) == len(self) else text
+
+
+class TracedMarkup(markupsafe.Markup):
+    """Markup, which `{{ text | safe }}` makes and which escapes what is added to it; marked like `Traced`."""
+
+    __slots__ = ("_own",)
+    _own: bytes
 
 
 def traced(text: str, own: bytes) -> Traced:
@@ -144,7 +155,14 @@ def written(text: str) -> Traced:
 
 def own_of(text: str) -> bytes:
     """A byte for each character: 1 where the template wrote it, 0 elsewhere."""
-    return text._own if text.__class__ is Traced else bytes(len(text))  # type: ignore[attr-defined]
+    if text.__class__ is Traced:
+        return text._own
+    return getattr(text, "_own", None) or bytes(len(text))
+
+
+def _is_own(text: str | None) -> bool:
+    """Whether a caller has no part in an argument."""
+    return text is None or 0 not in own_of(text)
 
 
 def joined(parts: Sequence[str]) -> Traced:
@@ -161,8 +179,18 @@ def added(terms: Sequence[Any]) -> Any:
         elif term.__class__ is str:
             own.append(bytes(len(term)))
         else:
-            return functools.reduce(operator.add, terms)
+            return _escaped(terms, functools.reduce(operator.add, terms))
     return traced("".join(terms), b"".join(own))
+
+
+def _escaped(terms: Sequence[Any], value: Any) -> Any:
+    """What became of terms of which some are no texts; where one of them is markup, all are escaped."""
+    if value.__class__ is not markupsafe.Markup:
+        return value
+    parts = [(markupsafe.escape(term), term) for term in terms]
+    made = TracedMarkup("".join(part for part, _ in parts))
+    made._own = b"".join(own_of(term) if part == term else bytes(len(part)) for part, term in parts)
+    return made if made == value else value
 
 
 def plain(text: str) -> str:
@@ -170,9 +198,16 @@ def plain(text: str) -> str:
     return str.__str__(text)
 
 
+def blanked(text: str) -> str:
+    """The text with an x for each letter that the template did not write."""
+    return "".join(
+        letter if own or letter.isspace() else "x" for letter, own in zip(plain(text), own_of(text), strict=True)
+    )
+
+
 def filled(pattern: str, hole: str, values: tuple[Any, ...], text: str) -> str:
     """What became of a pattern with values for its holes, where there is nothing but holes in it."""
-    own = pattern.split(hole)
+    own = pattern.split(written(hole))
     if len(own) != len(values) + 1:
         return text
     parts = [own[0], *(part for value, after in zip(values, own[1:], strict=True) for part in (str(value), after))]

@@ -1,10 +1,12 @@
-"""What a Jinja template writes itself and what it looks for in a caller's text, read off its syntax tree."""
+"""What a Jinja template writes itself and what it looks for, read off its syntax tree and what it makes of probes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from jinja2 import nodes
+
+from assembler import probes
 
 # Methods whose first argument is looked for in a text; so does the filter "replace".
 _SEARCHING: Final = frozenset((
@@ -19,7 +21,7 @@ class Words:
     searched: texts that it looks for in others.
     samples: what it makes of simple conversations; it may build marks that stand nowhere in its source as a whole.
     turns: what it writes around the texts of all but the assistant, and after that one's.
-    openings: what it writes between a user's text and an answer; empty where it takes no such conversation.
+    openings: what it writes between a user's turn and an answer; none where it takes no such conversation.
     """
 
     literals: tuple[str, ...] = ()
@@ -29,11 +31,21 @@ class Words:
     openings: tuple[str, ...] = ()
 
 
-def read(template: nodes.Template) -> Words:
-    """The words of a parsed template, without what it has to be rendered for."""
+def read(
+    template: nodes.Template,
+    samples: tuple[str, ...],
+    asked: tuple[str, ...],
+    told: tuple[str, ...],
+    answered: tuple[str, ...],
+) -> Words:
+    """The words of a parsed template. The others are what it made of the probes of these names."""
+    openings = (probes.opening(text, "".join(asked[:1])) for text in answered)
     return Words(
         literals=tuple(sorted(set(_literals(template)))),
         searched=tuple(sorted(set(_texts(_looked_for(template), _assigned(template))) - {""})),
+        samples=samples,
+        turns=(*asked, *map(probes.after_call, told), *map(probes.after_answer, answered)),
+        openings=tuple(opening for opening in openings if opening is not None),
     )
 
 
@@ -58,7 +70,7 @@ def _assigned(template: nodes.Template) -> dict[str, list[str]]:
 
 
 def _looked_for(template: nodes.Template) -> Iterator[nodes.Node]:
-    """`'</think>' in content`, `content == '…'`, `content.split('</think>')`, `content | replace('<think>', '')`."""
+    """`'</think>' in content`, `content.split('</think>')`, `content | replace('<think>', '')`."""
     for call in template.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHING:
             yield from call.args[:1]
@@ -66,8 +78,8 @@ def _looked_for(template: nodes.Template) -> Iterator[nodes.Node]:
         if filter_.name == "replace":
             yield from filter_.args[:1]
     for comparison in template.find_all(nodes.Compare):
-        yield comparison.expr
-        yield from (operand.expr for operand in comparison.ops)
+        if comparison.ops[0].op in ("in", "notin"):
+            yield comparison.expr
 
 
 def _texts(found: Iterable[nodes.Node], assigned: dict[str, list[str]]) -> Iterator[str]:
