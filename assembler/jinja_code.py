@@ -36,6 +36,28 @@ class TracingGenerator(jinja2.compiler.CodeGenerator):
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self._call("joined", node.nodes, frame)
 
+    def visit_Compare(self, node: jinja2.nodes.Compare, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        operands = [operand.expr for operand in node.ops]
+        if any(isinstance(each, jinja2.nodes.Const) for each in (node.expr, *operands)):  # over at once
+            super().visit_Compare(node, frame)
+            return
+        self.write("(environment.compared(")
+        self.visit(node.expr, frame)
+        for operand in node.ops:
+            self.write(f") {jinja2.compiler.operators[operand.op]} environment.compared(")
+            self.visit(operand.expr, frame)
+        self.write("))")
+
+    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self.write("{")
+        for item in node.items:
+            self.write("environment.compared(")
+            self.visit(item.key, frame)
+            self.write("): ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
+
     def _call(self, name: str, parts: list[jinja2.nodes.Expr], frame: jinja2.compiler.Frame) -> None:
         self.write(f"environment.{name}((")
         for part in parts:

@@ -121,8 +121,8 @@ def check_pattern(pattern: str, hole: str, values: Any) -> None:
         raise LimitExceededError("characters", "it formats with too wide a field")
     if _WIDTH_ARGUMENT.search(pattern):
         check_padding(values if isinstance(values, list | tuple) else ())
-    if pattern.count(hole) > _FEW_HOLES:
-        check_size(len(pattern) + pattern.count(hole) * measured(values, {}))
+    holes = pattern.count(hole)
+    check_size(len(pattern) + (holes if holes > _FEW_HOLES else 1) * measured(values, {}))
 
 
 def check_padding(values: Iterable[Any]) -> None:
@@ -142,6 +142,14 @@ def check_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
         check_size(sum(len(part) + len(text) for part in args[0] if isinstance(part, str)))
     elif name == "translate" and args:
         check_size(len(text) * measured(args[0], {}))
+    elif name == "encode":
+        check_slow(text)
+
+
+def check_slow(text: Any) -> None:
+    """Before what takes a time that grows with the square of a text's length: numbers, some encodings."""
+    if isinstance(text, str) and len(text) > _MOST_PADDING:
+        raise LimitExceededError("characters", "it works too long on one text")
 
 
 def check_replacement(text: str, old: Any, new: Any) -> None:

@@ -36,6 +36,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters["replace"] = _replace(self.filters["replace"])
         for name in ("pprint", "string"):
             self.filters[name] = _measured(self.filters[name])
+        self.filters["int"] = _short(self.filters["int"])
         for name in _PADDING_FILTERS:
             self.filters[name] = _padding(self.filters[name])
         for name in _LOOPING_FILTERS:
@@ -101,6 +102,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _concat(map(self.shown, values))
 
     @staticmethod
+    def compared(value: Any) -> Any:
+        """One of two values to compare, or a key: lists in it may share what is in them."""
+        if isinstance(value, list | tuple | dict):
+            check_text(value)
+        return value
+
+    @staticmethod
     def shown(value: Any) -> str:
         """`{{ value }}`."""
         if value.__class__ is Traced or value.__class__ is str:
@@ -159,6 +167,15 @@ def _measured(function: Callable[..., str]) -> Callable[..., str]:
     def bounded(value: Any) -> str:
         check_text(value)
         return function(value)
+
+    return bounded
+
+
+def _short(function: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> int:
+        limits.check_slow(value)
+        return function(value, *args, **kwargs)
 
     return bounded
 

@@ -233,7 +233,7 @@ LOOKING = {
         "{% else %}" + CHATML + "{% endif %}{% endfor %}"
     ),
     "takes nothing simple": (
-        "{{ raise_exception('no') if messages | length < 4 }}{% for m in messages %}{{ m.content.split('<s>')[0] }}"
+        "{{ raise_exception('no') if messages | length < 5 }}{% for m in messages %}{{ m.content.split('<s>')[0] }}"
         "{% endfor %}"
     ),
 }
@@ -249,6 +249,7 @@ def test_marks_of_turns_are_text_in_an_answer_though_the_template_looks_for_them
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a<|im_end|><|user|></s><s>b"},
         {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "c<|user|>"},
     ]
     ids, text = served.ids_and_text(as_chat({"messages": told, "tools": []}))
     own, _ = served.ids_and_text(as_chat({"messages": harmless(served, told), "tools": []}))
