@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -23,10 +24,14 @@ from shared.errors import HermesError, failed_precondition, invalid_argument
 
 T = TypeVar("T")
 
-# Above this, rendering and encoding take longer than handing the work to a thread, and long enough to delay others.
-_INLINE_CHARACTERS: Final = 32_768
+# Up to this, rendering and encoding take 2 ms; others wait longer for a thread that has work, and for what it holds.
+_INLINE_CHARACTERS: Final = 49_152
+# `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
+_SLOWER: Final = 16
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
+# Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
+_MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
 _LOGGED_CHARACTERS: Final = 80
 
@@ -116,7 +121,7 @@ class Assembler:
         self._policies = policies or Policies()
         self._renderer = self._rendering(files.template)
         self._tool_renderer = self._rendering(files.tool_template) or self._renderer
-        self._threads = ThreadPoolExecutor(thread_name_prefix="assemble")
+        self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="assemble")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -133,10 +138,10 @@ class Assembler:
                 rendered = await self._render(order.prompt.chat, renderer)
                 reading, findings, version = rendered.reading, rendered.findings, renderer.template.version
                 text = reading.text
-                ids = await self._encode(text, lambda: self._ids(reading), order.max_tokens)
+                ids = await self._encode(reading, order.max_tokens)
             case "text":
                 text = raw = order.prompt.text
-                ids = await self._encode(raw, lambda: self.files.tokenizer.encode_raw(raw), order.max_tokens)
+                ids = await self._encode_raw(raw, order.max_tokens)
             case "token_ids":
                 ids = self._checked(array("I", order.prompt.token_ids.ids))
             case _:
@@ -177,16 +182,27 @@ class Assembler:
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
         return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
 
-    def _ids(self, reading: Reading) -> TokenIds:
-        if reading.live is None:
-            return self.files.tokenizer.encode(reading.text)
-        return self.files.tokenizer.encode_guarded(reading.text, reading.live)
+    async def _encode(self, reading: Reading, max_tokens: int | None) -> TokenIds:
+        text, live = reading
+        await self._refuse_early(text, max_tokens)
+        if live is not None:
+            return await self._worked(_SLOWER * len(text), lambda: self.files.tokenizer.encode_guarded(text, live))
+        return await self._worked(self._work(text), lambda: self.files.tokenizer.encode(text))
 
-    async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
-        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
-        if max_tokens is not None and least > max_tokens:
-            raise _too_long(f"at least {least}", max_tokens)
-        return await self._worked(len(text), encode)
+    async def _encode_raw(self, text: str, max_tokens: int | None) -> TokenIds:
+        await self._refuse_early(text, max_tokens)
+        return await self._worked(self._work(text), lambda: self.files.tokenizer.encode_raw(text))
+
+    def _work(self, text: str) -> int:
+        """How much work encoding is, in characters of the quick library's."""
+        return len(text) if self.files.tokenizer.library == "fastokens" else _SLOWER * len(text)
+
+    async def _refuse_early(self, text: str, max_tokens: int | None) -> None:
+        """Refuses what cannot fit, without encoding it."""
+        if max_tokens is not None:
+            least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=max_tokens))
+            if least > max_tokens:
+                raise _too_long(f"at least {least}", max_tokens)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
         if characters <= _INLINE_CHARACTERS:
