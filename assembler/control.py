@@ -6,7 +6,7 @@ A control token counts where every character of it is the template's, as `assemb
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from assembler.messages import Conversation, Message, Role
@@ -59,6 +59,15 @@ class ControlTokens:
                 yield Live(match.start(), match.end(), match[0])
 
 
+    def are_all(self, text: str, own: bytes) -> bool:
+        """Whether every token in the text is the template's, and none of the template's is hidden by a longer one."""
+        for match in stretches(self._token, text, self._reach):
+            start, end = match.span()
+            if own.find(0, start, end) >= 0 and (match[0] in self.texts or own.find(1, start, end) >= 0):
+                return False
+        return True
+
+
 class ControlText:
     """Tells control tokens from a caller's text, for one tokenizer and one template."""
 
@@ -77,9 +86,8 @@ class ControlText:
 
     def read(self, rendered: str) -> Reading:
         """What a rendered text says."""
-        text, live = plain(rendered), self.live(rendered)
-        are_all = all(found == other for found, other in zip_longest(self.tokens.found(text), live))
-        return Reading(text, None if are_all else live)
+        text = plain(rendered)
+        return Reading(text, None if self.tokens.are_all(text, own_of(rendered)) else self.live(rendered))
 
     def live(self, rendered: str) -> tuple[Live, ...]:
         """The control tokens of a rendered text that the template wrote."""

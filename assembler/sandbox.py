@@ -118,15 +118,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    most, characters = limits.most_characters(), 0
-    kept, own = [], []
+    most, characters, kept = limits.most_characters(), 0, []
     for piece in pieces:
         characters += len(piece)
         if characters > most:
             check_size(characters)
         kept.append(piece)
-        own.append(own_of(piece))
-    return traced.traced("".join(kept), b"".join(own))
+    return traced.joined(kept)
 
 
 def _padding(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -141,6 +141,9 @@ class TracedMarkup(markupsafe.Markup):
     _own: bytes
 
 
+_TEXTS: Final = frozenset({str, Traced})
+
+
 def traced(text: str, own: bytes) -> Traced:
     """The text, a byte for each character: 1 where the template wrote it, 0 elsewhere."""
     made = _new(Traced, text)
@@ -167,20 +170,15 @@ def _is_own(text: str | None) -> bool:
 
 def joined(parts: Sequence[str]) -> Traced:
     """The parts as one text."""
-    return traced("".join(parts), b"".join([own_of(part) for part in parts]))
+    own = [part._own if part.__class__ is Traced else own_of(part) for part in parts]
+    return traced("".join(parts), b"".join(own))
 
 
 def added(terms: Sequence[Any]) -> Any:
     """`a + b + c`, texts or not."""
-    own = []
-    for term in terms:
-        if term.__class__ is Traced:
-            own.append(term._own)
-        elif term.__class__ is str:
-            own.append(bytes(len(term)))
-        else:
-            return _escaped(terms, functools.reduce(operator.add, terms))
-    return traced("".join(terms), b"".join(own))
+    if not _TEXTS.issuperset(map(type, terms)):
+        return _escaped(terms, functools.reduce(operator.add, terms))
+    return joined(terms)
 
 
 def _escaped(terms: Sequence[Any], value: Any) -> Any:
