@@ -58,7 +58,6 @@ class ControlTokens:
             if match[0] in self.texts:
                 yield Live(match.start(), match.end(), match[0])
 
-
     def are_all(self, text: str, own: bytes) -> bool:
         """Whether every token in the text is the template's, and none of the template's is hidden by a longer one."""
         for match in stretches(self._token, text, self._reach):

@@ -12,6 +12,7 @@ import jinja2.meta
 from assembler import limits, probes, words
 from assembler.limits import LimitExceededError, Run, limited
 from assembler.messages import Conversation, Message, Role
+from assembler.probes import Renders
 from assembler.sandbox import TemplateEnvironment
 from assembler.templates import (
     QUOTED_CHARACTERS,
@@ -39,6 +40,8 @@ RENDER_SECONDS: Final = 10.0
 # A text may be this many times what the caller sent, for escapes and repeated tools, and this much for the template.
 _GROWTH: Final = 8
 _OWN_CHARACTERS: Final = 1_000_000
+# Marks around a message are 60 characters in most templates; some tell of a date or a reasoning mode with each.
+_MESSAGE_CHARACTERS: Final = 500
 
 
 _DEFAULT_OPTIONS: Final = RenderOptions()
@@ -91,14 +94,7 @@ class JinjaTemplate:
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
         form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
-        closed = RenderOptions(add_generation_prompt=False)
-        self.words = words.read(
-            tree,
-            samples=tuple(self._tries(probes.SAMPLES, form)),
-            asked=tuple(self._tries(probes.ASKED, form, closed)),
-            told=tuple(self._tries(probes.TOLD, form, closed)),
-            answered=tuple(self._tries(probes.ANSWERED, form, closed)),
-        )
+        self.words = words.read(tree, environment.written, self._renders(form))
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -129,7 +125,9 @@ class JinjaTemplate:
     ) -> str:
         run = Run(
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
-            characters=_OWN_CHARACTERS + _GROWTH * (conversation.characters + limits.measured(options.kwargs, {})),
+            characters=_OWN_CHARACTERS
+            + _MESSAGE_CHARACTERS * sum(1 + len(message.tool_calls) for message in conversation.messages)
+            + _GROWTH * (conversation.characters + limits.measured(options.kwargs, {})),
             now=datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
         tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]
@@ -183,6 +181,15 @@ class JinjaTemplate:
                 if probes.shows_call(text):
                     return form
         return None
+
+    def _renders(self, form: CallForm) -> Renders:
+        closed = RenderOptions(add_generation_prompt=False)
+        return Renders(
+            samples=tuple(self._tries(probes.SAMPLES, form)),
+            asked=tuple(self._tries(probes.ASKED, form, closed)),
+            told=tuple(self._tries(probes.TOLD, form, closed)),
+            answered=tuple(self._tries(probes.ANSWERED, form, closed)),
+        )
 
     def _tries(
         self,

@@ -1,6 +1,6 @@
 """Simple conversations that a template is tried with at start, and what its renders of them tell."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from assembler.messages import Conversation, Message, Role
 from assembler.tools import Tool, ToolCall
@@ -57,6 +57,15 @@ SAMPLES: Final = (
     *ANSWERED,
     Conversation((_SYSTEM, _ASK, Message(Role.ASSISTANT, _ANSWER, reasoning="r"))),
 )
+
+
+class Renders(NamedTuple):
+    """What a template made of the conversations of these names, without those that it refused."""
+
+    samples: tuple[str, ...]
+    asked: tuple[str, ...]
+    told: tuple[str, ...]
+    answered: tuple[str, ...]
 
 
 def shows_call(text: str) -> bool:

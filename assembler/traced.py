@@ -89,7 +89,11 @@ class Traced(str):
         text = str.replace(self, old, new, count)
         if not old or not _is_own(old):
             return text
-        return traced(text, own_of(new).join(map(own_of, self.split(old, count))))
+        own, start = [], 0
+        for part in str.split(self, old, count):
+            own.append(self._own[start : start + len(part)])
+            start += len(part) + len(old)
+        return traced(text, own_of(new).join(own))
 
     def join(self, texts: Iterable[str], /) -> str:
         parts = list(texts)

@@ -7,6 +7,7 @@ from typing import Final
 from jinja2 import nodes
 
 from assembler import probes
+from assembler.probes import Renders
 
 # Methods whose first argument is looked for in a text; so does the filter "replace".
 _SEARCHING: Final = frozenset((
@@ -31,20 +32,18 @@ class Words:
     openings: tuple[str, ...] = ()
 
 
-def read(
-    template: nodes.Template,
-    samples: tuple[str, ...],
-    asked: tuple[str, ...],
-    told: tuple[str, ...],
-    answered: tuple[str, ...],
-) -> Words:
-    """The words of a parsed template. The others are what it made of the probes of these names."""
-    openings = (probes.opening(text, "".join(asked[:1])) for text in answered)
+def read(template: nodes.Template, compiled: Iterable[str], renders: Renders) -> Words:
+    """The words of a parsed template. compiled: the texts in its code."""
+    openings = (probes.opening(text, "".join(renders.asked[:1])) for text in renders.answered)
     return Words(
-        literals=tuple(sorted(set(_literals(template)))),
+        literals=tuple(sorted({*compiled, *_literals(template)})),
         searched=tuple(sorted(set(_texts(_looked_for(template), _assigned(template))) - {""})),
-        samples=samples,
-        turns=(*asked, *map(probes.after_call, told), *map(probes.after_answer, answered)),
+        samples=renders.samples,
+        turns=(
+            *renders.asked,
+            *map(probes.after_call, renders.told),
+            *map(probes.after_answer, renders.answered),
+        ),
         openings=tuple(opening for opening in openings if opening is not None),
     )
 

@@ -339,6 +339,7 @@ MEAN_TEMPLATES = {
     "escapes": "{{ messages | tojson(ensure_ascii=true) }}{{ messages | tojson }}",
     "by variable": "{% set cut = 'REMOVED' %}{% for m in messages %}{{ m.content.split(cut)[0] }}{{ m.content.split(cut)[-1] }}{% endfor %}",
     "by caller's variable": "{% for m in messages %}{{ m.content.replace(word, '') }}{% endfor %}",
+    "by a caller's variable or its own": "{% if word is not defined %}{% set word = 'Q' %}{% endif %}{% for m in messages %}{{ m.content.replace(word, '') }}{{ m.name.split(word) | join }}{% endfor %}",
     "partitions": "{% for m in messages %}{% set a, b, c = m.content.partition('REMOVED') %}{{ a ~ c }}{% endfor %}",
     "repr": "{{ messages }}{{ messages[0] | string }}",
     "macro": "{% macro show(x) %}{{ x | trim }}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{{ show(m.name) }}{% endfor %}",

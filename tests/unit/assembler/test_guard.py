@@ -193,3 +193,19 @@ def test_a_longer_token_of_the_template_s_text_and_a_caller_s_does_not_hide_the_
     files = made(built, tmp_path)
     control = files.tokenizer.added.control
     assert [each for each in ids_of(files, content) if each in control.values()] == [control["<s>"], control["</s>"]]
+
+
+def test_a_mark_that_a_template_builds_of_constants_is_a_control_token_whatever_it_takes_to_see_it(
+    tmp_path: Path,
+) -> None:
+    built = bpe()
+    built.add_tokens([tokenizers.AddedToken("<doc>", special=False, normalized=False)])
+    files = made(built, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% if documents %}{{ '<' ~ 'doc' + '>' }}{% endif %}" + TEMPLATE)
+    files = pipeline.load(tmp_path)
+    assert files.template is not None
+    renderer = Renderer(files.template, files.tokenizer, OrderPolicy(), "encode")
+    told = Conversation((Message(Role.USER, "a<doc>b"),))
+    reading = renderer.render(told, RenderOptions(kwargs={"documents": True})).reading
+    assert reading.live is not None
+    assert [each.token for each in reading.live] == ["<doc>", "<s>", "</s>"]

@@ -133,6 +133,12 @@ def test_what_grows_with_the_conversation_is_no_trouble() -> None:
     assert len(text) == 4_000_004
 
 
+def test_each_message_brings_its_marks() -> None:
+    many = Conversation((Message(Role.USER, "q"),) * 60_000)
+    marks = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + '\\n\\n' + m.content + '<|eot_id|>' }}{% endfor %}"
+    assert JinjaTemplate(marks, {}).render(many, RenderOptions()).count("<|eot_id|>") == 60_000
+
+
 def test_variables_and_names_are_of_the_conversation_too() -> None:
     long = "d" * 2_000_000
     template = JinjaTemplate("{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].name }}", {})
