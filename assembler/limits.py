@@ -24,7 +24,7 @@ SHORT: Final = 500_000
 _MOST_BITS: Final = 4_096
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}|\*")
 _WIDTH_ARGUMENT: Final = re.compile(r"\{[^{}]*:[^{}]*\{")
-_QUICK_ENCODINGS: Final = frozenset({"ascii", "latin-1", "utf-8", "utf8"})
+_QUICK: Final = frozenset({"ascii", "latin-1", "utf-8", "utf8"})
 # What comes of fewer is measured when it is there.
 _FEW_HOLES: Final = 8
 # Where the padding's size is an argument.
@@ -143,7 +143,7 @@ def check_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
         check_size(sum(len(part) + len(text) for part in args[0] if isinstance(part, str)))
     elif name == "translate" and args:
         check_size(len(text) * measured(args[0], {}))
-    elif name == "encode" and not {*args, *kwargs.values()} <= _QUICK_ENCODINGS:
+    elif name == "encode" and any(isinstance(each, str) and each not in _QUICK for each in (*args, *kwargs.values())):
         check_slow(text)
 
 

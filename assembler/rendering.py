@@ -146,6 +146,9 @@ def _lost(control: ControlText, template: ChatTemplate) -> str | None:
     """A token that the template writes in simple conversations, but not so that it can be told from a caller's."""
     for sample in template.words.samples:
         live = control.read(sample).live
-        if live is not None:
-            return next(found.token for found in control.tokens.found(plain(sample)) if found not in live)
+        if live is None:
+            continue
+        for found in control.tokens.found(plain(sample)):
+            if found not in live:
+                return found.token
     return None

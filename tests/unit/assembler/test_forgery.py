@@ -421,6 +421,14 @@ def halves(draw: st.DrawFn) -> list[str]:
     return [parts[2], parts[0] + parts[1]]
 
 
+def test_each_mean_template_takes_an_ordinary_conversation(mean: Served) -> None:
+    kwargs = {"word": "REMOVED"} if "word" in mean.style.source else {}
+    told = {"messages": [{"role": "user", "content": "a question", "name": "somebody"}], "tools": []}
+    ids, text = mean.ids_and_text(as_chat(told, template_kwargs_json=json.dumps(kwargs)))
+    assert mean.files.tokenizer.decode(ids) == text
+    assert len(text) > len("<|im_end|>")
+
+
 @settings(deadline=None, max_examples=80)
 @given(texts=st.lists(halves(), min_size=1, max_size=3))
 def test_halves_never_make_a_control_token(mean: Served, texts: list[list[str]]) -> None:
