@@ -1,33 +1,21 @@
 """Control text: which control tokens in a rendered prompt are the template's own, and which a caller only wrote.
 
-A control token counts where every character of it is the template's. Before a render, each place in the caller's texts
-where a token could begin gets a stand-in: a symbol that nothing else in the request has, one for each letter replaced.
-Texts keep their length, and templates that trim, split or compare work as ever. After it, the symbols show which
-characters came from the caller; a token that has one is text. Then the letters are put back.
+A control token counts where every character of it is the template's, as `assembler.traced` tells. All others are text.
 """
 
-import json
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
-from typing import Any, Final, NamedTuple, Protocol
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from assembler.messages import Conversation, Message, Role
-from assembler.spots import Spots, longest_of, stretches
-from assembler.templates import RenderOptions
-from assembler.tools import Tool, ToolCall
+from assembler.traced import Traced, own_of, plain, traced
 from assembler.words import Words
-from shared.errors import invalid_argument
 
-# Blocks of symbols that hardly a text has: Braille, hexagrams, Yi radicals, boxes, dingbats. Of category So alone,
-# because templates and JSON leave those as they are; private-use characters come out escaped.
-_BLOCKS: Final = ((0x2800, 0x2900), (0x4DC0, 0x4E00), (0xA490, 0xA4D0), (0x2500, 0x2580), (0x2600, 0x27C0))
-_SYMBOLS: Final = tuple(
-    chr(code) for first, end in _BLOCKS for code in range(first, end) if unicodedata.category(chr(code)) == "So"
-)
-# At a time, because one long join would keep every other thread from running.
-_JOINED_PIECES: Final = 10_000
+# About half a millisecond of searching.
+_STRETCH: Final = 65_536
+_OWN: Final = re.compile(b"\1+")
 
 
 class Live(NamedTuple):
@@ -52,31 +40,31 @@ class Literal(NamedTuple):
     message_index: int | None
 
 
-class Marked(NamedTuple):
-    """A request with stand-ins in it. letters: what each symbol stands for."""
-
-    conversation: Conversation
-    options: RenderOptions
-    letters: Mapping[str, str]
-
-
 class ControlTokens:
     """Finds control tokens as the tokenizer does: the leftmost, of those the longest, none inside another."""
 
     def __init__(self, control: Iterable[str], added: Iterable[str]) -> None:
         """control: tokens that must not be forged. added: all that the tokenizer finds before it splits the rest."""
-        self._control = frozenset(control)
-        firsts = {token[0] for token in self._control}
+        self.texts = frozenset(control)
+        self.firsts = frozenset(token[0] for token in self.texts)
         # Other added tokens matter where they lie over a control token and so keep it from being found.
-        tokens = self._control.union(token for token in added if firsts.intersection(token))
+        tokens = self.texts.union(token for token in added if self.firsts.intersection(token))
         self._token = longest_of(tokens)
         self._reach = max(map(len, tokens), default=0)
 
-    def found(self, text: str) -> Iterator[Live]:
-        """All that a text has, in order, as if all of it were the template's."""
-        for match in stretches(self._token, text, self._reach):
-            if match[0] in self._control:
+    def found(self, text: str, start: int = 0, end: int | None = None) -> Iterator[Live]:
+        """All between two places of a text, in order, as if all of it were the template's."""
+        for match in stretches(self._token, text, self._reach, start, end):
+            if match[0] in self.texts:
                 yield Live(match.start(), match.end(), match[0])
+
+    def are_all(self, text: str, own: bytes) -> bool:
+        """Whether every token in the text is the template's, and none of the template's is hidden by a longer one."""
+        for match in stretches(self._token, text, self._reach):
+            start, end = match.span()
+            if own.find(0, start, end) >= 0 and (match[0] in self.texts or own.find(1, start, end) >= 0):
+                return False
+        return True
 
 
 class ControlText:
@@ -84,164 +72,114 @@ class ControlText:
 
     def __init__(self, control: Iterable[str], added: Iterable[str], words: Words) -> None:
         """control, added: as ControlTokens has them."""
-        control = frozenset(control)
-        self._spots = Spots(control, words)
-        self._tokens = ControlTokens(control, added)
-        self._template_texts = words.literals
+        self.tokens = ControlTokens(control, added)
+        # Marks that the template looks for in an answer, such as </think>: the model wrote them, and they count there.
+        self.reasoning = self._reasoning(words)
+        self._reasoning_mark = longest_of(self.reasoning)
 
-    def mark(self, conversation: Conversation, options: RenderOptions) -> Marked | None:
-        """The request with stand-ins; None where no text of the caller's can have a part in a control token.
+    def trusted(self, conversation: Conversation) -> Conversation:
+        """The conversation with the reasoning marks in its answers as the template's own."""
+        if not any(map(self._has_marks, conversation.messages)):
+            return conversation
+        return replace(conversation, messages=tuple(map(self._trusted, conversation.messages)))
 
-        Raises HermesError CONTROL_TEXT where the caller's texts leave no symbol to stand in.
-        """
-        texts = tuple(_texts(conversation, options.kwargs))
-        if not any(self._spots.are_in(text, in_data=index is None) for index, text in texts):
-            return None
-        stand_ins = _StandIns((*(text for _, text in texts), *self._template_texts))
+    def read(self, rendered: str) -> Reading:
+        """What a rendered text says."""
+        text = plain(rendered)
+        return Reading(text, None if self.tokens.are_all(text, own_of(rendered)) else self.live(rendered))
 
-        def put(text: str, *, in_answer: bool = False, in_data: bool = False) -> str:
-            spots = self._spots.find(text, in_answer=in_answer, in_data=in_data)
-            return _replaced(text, spots, stand_ins.symbol)
+    def live(self, rendered: str) -> tuple[Live, ...]:
+        """The control tokens of a rendered text that the template wrote."""
+        text = plain(rendered)
+        runs = _OWN.finditer(own_of(rendered))
+        return tuple(found for run in runs for found in self.tokens.found(text, run.start(), run.end()))
 
-        def elsewhere(text: str) -> str:
-            return put(text, in_data=True)
+    def may_begin(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> bool:
+        """Whether one of the caller's texts has a letter that a control token begins with."""
+        return any(first in text for _, text in _texts(conversation, kwargs) for first in self.tokens.firsts)
 
-        return Marked(
-            replace(
-                conversation,
-                messages=tuple(_message(message, put) for message in conversation.messages),
-                tools=tuple(Tool(_changed(tool.function, elsewhere), tool.characters) for tool in conversation.tools),
-            ),
-            replace(options, kwargs=_changed(options.kwargs, elsewhere)),
-            stand_ins.letters,
-        )
-
-    def read(self, rendered: str, letters: Mapping[str, str]) -> Reading:
-        """What a render of a marked request says, the letters put back."""
-        text = marked = _unescaped(rendered, letters)
-        for symbol, letter in letters.items():
-            text = text.replace(symbol, letter)
-        if text == marked:
-            return Reading(text)
-        live = tuple(self._tokens.found(marked))
-        are_all = all(one == other for one, other in zip_longest(live, self._tokens.found(text)))
-        return Reading(text, None if are_all else live)
-
-    def literal(self, conversation: Conversation, options: RenderOptions) -> Literal | None:
-        """The first control token in the caller's texts that would be text in the prompt, if there is one."""
-        for index, text in _texts(conversation, options.kwargs):
+    def literal(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> Literal | None:
+        """The first control token in the caller's texts that is only text there, if there is one."""
+        for index, text in _texts(conversation, kwargs):
             message = None if index is None else conversation.messages[index]
-            in_answer = message is not None and _is_answer(message, text)
-            if next(self._tokens.found(text), None) is None:
-                continue
-            spots = frozenset(self._spots.find(text, in_answer=in_answer))
-            for found in self._tokens.found(text):
-                if found.start in spots:
+            is_answer = message is not None and _is_answer(message, text)
+            for found in self.tokens.found(text):
+                if not (is_answer and found.token in self.reasoning):
                     return Literal(found.token, index)
         return None
 
-    def live(self, text: str) -> tuple[Live, ...]:
-        """All control tokens of a text that the template wrote alone."""
-        return tuple(self._tokens.found(text))
+    def _reasoning(self, words: Words) -> frozenset[str]:
+        """What is looked for, but neither opens nor closes a turn."""
+        searched = self.tokens.texts.intersection(words.searched)
+        turns = {found.token for text in words.turns for found in self.tokens.found(plain(text))}
+        turns.update(found.token for text in words.openings for found in islice(self.tokens.found(plain(text)), 1))
+        return searched - turns if words.openings else frozenset()
+
+    def _has_marks(self, message: Message) -> bool:
+        return message.role is Role.ASSISTANT and any(
+            mark in text for text in (message.content, message.reasoning or "") for mark in self.reasoning
+        )
+
+    def _trusted(self, message: Message) -> Message:
+        if not self._has_marks(message):
+            return message
+        reasoning = None if message.reasoning is None else self._with_marks(message.reasoning)
+        return message._replace(content=self._with_marks(message.content), reasoning=reasoning)
+
+    def _with_marks(self, text: str) -> Traced:
+        own = bytearray(len(text))
+        for mark in self._reasoning_mark.finditer(text):
+            own[mark.start() : mark.end()] = b"\1" * len(mark[0])
+        return traced(text, bytes(own))
 
 
-def _replaced(text: str, places: Iterable[int], symbol: Callable[[str], str]) -> str:
-    """The text with another letter in each of the places."""
-    chunks: list[str] = []
-    pieces: list[str] = []
-    end = 0
-    for place in places:
-        if place < end:  # it came twice
+def stretches(
+    pattern: re.Pattern[str], text: str, reach: int, start: int = 0, end: int | None = None
+) -> Iterator[re.Match[str]]:
+    """The pattern's matches between two places of the text. reach: how far from its beginning a match can go on.
+
+    A text is searched bit by bit, because one long search would keep every other thread from running.
+    """
+    place, last = start, len(text) if end is None else end
+    while place < last:
+        stop = place + _STRETCH
+        for match in pattern.finditer(text, place, min(stop + reach, last)):
+            if match.start() >= stop:
+                break
+            yield match
+            place = match.end()
+        place = max(place, stop)
+
+
+def longest_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that matches the longest of the texts that stands at a place."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return re.compile(_longest(tree) if tree else "(?!)")
+
+
+def _longest(node: dict[str, Any]) -> str:
+    branches = []
+    for first, child in node.items():
+        if not first:
             continue
-        pieces += (text[end:place], symbol(text[place]))
-        end = place + 1
-        if len(pieces) > _JOINED_PIECES:
-            chunks.append("".join(pieces))
-            pieces.clear()
-    return "".join((*chunks, *pieces, text[end:]))
-
-
-class _StandIns:
-    """letters: by symbol, as they were given out."""
-
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        self._texts = texts
-        self._symbols: dict[str, str] = {}
-        self._free = iter(_SYMBOLS)
-        self.letters: dict[str, str] = {}
-
-    def symbol(self, letter: str) -> str:
-        """The letter's symbol, which none of the texts has, not even escaped."""
-        if letter not in self._symbols:
-            symbol = next((each for each in self._free if self._is_new(each)), None)
-            if symbol is None:
-                raise invalid_argument(
-                    "CONTROL_TEXT",
-                    "The texts of this request have control tokens in them and every symbol that could stand for one: "
-                    "leave the control tokens out.",
-                )
-            self._symbols[letter] = symbol
-            self.letters[symbol] = letter
-        return self._symbols[letter]
-
-    def _is_new(self, symbol: str) -> bool:
-        escaped = _escaped(symbol)
-        return not any(symbol in text or escaped in text for text in self._texts)
-
-
-def _escaped(letter: str) -> str:
-    """The letter as JSON in ASCII has it."""
-    return json.dumps(letter)[1:-1]
-
-
-def _unescaped(text: str, letters: Mapping[str, str]) -> str:
-    """The text with symbols where a template has escaped them; a letter that JSON escapes comes out escaped."""
-    for symbol, letter in letters.items():
-        if _escaped(symbol) in text:
-            text = text.replace(_escaped(symbol), symbol if _escaped(letter) == letter else _escaped(letter))
-    return text
+        run = first
+        while len(child) == 1 and "" not in child:
+            ((letter, child),) = child.items()  # noqa: PLW2901 - down to where texts part
+            run += letter
+        branches.append(re.escape(run) + _longest(child))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
 
 
 def _is_answer(message: Message, text: str) -> bool:
     """Whether a text of a message is one that the model wrote freely."""
     return message.role is Role.ASSISTANT and (text is message.content or text is message.reasoning)
-
-
-class _Put(Protocol):
-    def __call__(self, text: str, *, in_answer: bool = False, in_data: bool = False) -> str: ...
-
-
-def _message(message: Message, put: _Put) -> Message:
-    in_answer = message.role is Role.ASSISTANT
-    return Message(
-        role=message.role,
-        content=put(message.content, in_answer=in_answer),
-        name=None if message.name is None else put(message.name),
-        tool_call_id=None if message.tool_call_id is None else put(message.tool_call_id),
-        reasoning=None if message.reasoning is None else put(message.reasoning, in_answer=in_answer),
-        tool_calls=tuple(_call(call, put) for call in message.tool_calls),
-    )
-
-
-def _call(call: ToolCall, put: _Put) -> ToolCall:
-    arguments = call.arguments
-    return ToolCall(
-        name=put(call.name, in_data=True),
-        text=put(call.text),
-        arguments=None if arguments is None else _changed(arguments, lambda text: put(text, in_data=True)),
-        id=None if call.id is None else put(call.id),
-    )
-
-
-def _changed(value: Any, put: Callable[[str], str]) -> Any:
-    """A JSON value with all its strings changed, keys too."""
-    if isinstance(value, str):
-        return put(value)
-    if isinstance(value, Mapping):
-        return {put(key): _changed(each, put) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_changed(each, put) for each in value]
-    return value
 
 
 def _texts(conversation: Conversation, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | None, str]]:

@@ -4,9 +4,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from assembler.clock import Clock
 from assembler.messages import Conversation, Message, Role
@@ -19,11 +19,15 @@ from assembler.templates import (
     tools_not_shown,
 )
 from assembler.tools import ToolCall
+from assembler.traced import joined, written
 from assembler.words import Words
 from shared.errors import StartupError, invalid_argument
 
 # Special tokens that a table may have in its texts, by the names that the tokenizer has for them.
 _NAMED: Final = ("bos_token", "eos_token")
+_LINE_END: Final = written("\n")
+
+_Text: TypeAlias = Annotated[str, AfterValidator(written)]
 
 
 class _Table(BaseModel):
@@ -33,8 +37,8 @@ class _Table(BaseModel):
 class Tags(_Table):
     """Texts around a message."""
 
-    open: str
-    close: str
+    open: _Text
+    close: _Text
 
 
 class Roles(_Table):
@@ -61,13 +65,13 @@ class Format(_Table):
     """A declared template as its file has it. `{bos_token}` and `{eos_token}` stand for the tokenizer's own."""
 
     about: str
-    begin: str = ""
+    begin: _Text = written("")
     """Before everything."""
-    generation: str
+    generation: _Text
     """Opens the answer."""
     system: Literal["first", "in_first_user", "as_message"]
     """Where a system message goes: before the others alone, into the first user message, or wherever it stands."""
-    default_system: str | None = None
+    default_system: _Text | None = None
     """System text of conversations that have none."""
     trim: Literal["none", "text", "turn"] = "none"
     """White space taken off: none, around each message's text, or around all that stands between a message's tags."""
@@ -111,7 +115,7 @@ class DeclaredTemplate:
                 f"{conversation.messages[-1].role} message.",
                 field="continue_final_message",
             )
-        text = self._format.begin + "".join(self._turns(conversation))
+        text: str = joined([self._format.begin, *self._turns(conversation)])
         if options.continue_final_message:
             text = text.removesuffix(self._format.roles.assistant.close)
         return text + self._format.generation if options.add_generation_prompt else text
@@ -138,7 +142,7 @@ class DeclaredTemplate:
     def _check_order(self, messages: list[Message]) -> None:
         if self._format.system != "as_message" and any(message.role is Role.SYSTEM for message in messages):
             raise template_error("The chat template takes a system message at the beginning alone.")
-        if self._format.system == "in_first_user" and messages and messages[0].role is not Role.USER:
+        if self._format.system == "in_first_user" and (not messages or messages[0].role is not Role.USER):
             raise template_error("The chat template takes a user message first.")
         turns = [message.role for message in messages if message.role is not Role.TOOL]
         if self._format.alternate and any(
@@ -160,26 +164,27 @@ class DeclaredTemplate:
 
     def _body(self, message: Message) -> str:
         parts = [self._text(message.content)] if message.content or not message.tool_calls else []
-        return "\n".join([*parts, *map(self._call, message.tool_calls)])
+        return _LINE_END.join([*parts, *map(self._call, message.tool_calls)])
 
     def _with_tools(self, system: str | None, conversation: Conversation) -> str | None:
         if not conversation.tools or self._format.tools is None:
             return system
-        lines = "\n".join(_json({"type": "function", "function": tool.function}) for tool in conversation.tools)
+        lines = _LINE_END.join(_json({"type": "function", "function": tool.function}) for tool in conversation.tools)
         tags = self._format.tools.list
-        return (f"{system}\n\n" if system else "") + tags.open + lines + tags.close
+        return joined([*((system, _LINE_END, _LINE_END) if system else ()), tags.open, lines, tags.close])
 
     def _call(self, call: ToolCall) -> str:
         if self._format.tools is None:
             return ""
         arguments = call.text if call.arguments is None else _json(call.arguments)
         tags = self._format.tools.call
-        return f'{tags.open}{{"name": {_json(call.name)}, "arguments": {arguments}}}{tags.close}'
+        return joined([tags.open, f'{{"name": {_json(call.name)}, "arguments": {arguments}}}', tags.close])
 
     def _results(self, results: list[str]) -> str:
         tags = self._tags(Role.TOOL)
         around = self._format.tools.result if self._format.tools is not None else Tags(open="", close="")
-        return tags.open + "".join(around.open + self._text(result) + around.close for result in results) + tags.close
+        texts = [around.open + self._text(result) + around.close for result in results]
+        return joined([tags.open, *texts, tags.close])
 
 
 def _json(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final
@@ -10,9 +9,11 @@ from typing import Any, Final
 import jinja2
 import jinja2.meta
 
-from assembler import clock, words
+from assembler import clock, probes, render_limits, words
 from assembler.messages import Conversation, Message, Role
-from assembler.sandbox import LimitExceededError, Run, TemplateEnvironment, limited
+from assembler.probes import Renders
+from assembler.render_limits import LimitExceededError, Run, limited
+from assembler.sandbox import TemplateEnvironment
 from assembler.templates import (
     QUOTED_CHARACTERS,
     RenderOptions,
@@ -22,7 +23,8 @@ from assembler.templates import (
     tool_calls_not_shown,
     tools_not_shown,
 )
-from assembler.tools import Tool, ToolCall
+from assembler.tools import ToolCall
+from assembler.traced import written
 from shared.errors import HermesError, StartupError, invalid_argument
 
 # Options that change what a template writes; part of its version, so that a change of them is a change of prompts.
@@ -38,6 +40,8 @@ RENDER_SECONDS: Final = 10.0
 # A text may be this many times what the caller sent, for escapes and repeated tools, and this much for the template.
 _GROWTH: Final = 8
 _OWN_CHARACTERS: Final = 1_000_000
+# Marks around a message are 60 characters in most templates; some tell of a date or a reasoning mode with each.
+_MESSAGE_CHARACTERS: Final = 500
 
 
 _DEFAULT_OPTIONS: Final = RenderOptions()
@@ -83,20 +87,15 @@ class JinjaTemplate:
                 f"The model's chat template cannot be compiled ({_said(error)}): repair it, or remove it to serve text "
                 "prompts alone."
             ) from error
-        self.words = words.read(tree)
         self.clock = clock.read(tree)
-        self._named_tokens = dict(named_tokens)
+        self._named_tokens = {name: written(token) for name, token in named_tokens.items()}
         self._seconds = seconds
         # The environment's own functions stand behind these names; no caller may put a value in their place.
         self._taken = _OWN_VARIABLES | environment.globals.keys()
         self.version = digest(_RENDERER, source, *(part for pair in sorted(named_tokens.items()) for part in pair))
         self.call_form = self._find_call_form()
         form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
-        self.words = replace(
-            self.words,
-            samples=tuple(self._tries(_SAMPLES, form)),
-            turns="".join(self._tries([_TURNS], form, RenderOptions(add_generation_prompt=False))),
-        )
+        self.words = words.read(tree, environment.written, self._renders(form))
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -127,7 +126,9 @@ class JinjaTemplate:
     ) -> str:
         run = Run(
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
-            characters=_OWN_CHARACTERS + _GROWTH * conversation.characters,
+            characters=_OWN_CHARACTERS
+            + _MESSAGE_CHARACTERS * sum(1 + len(message.tool_calls) for message in conversation.messages)
+            + _GROWTH * (conversation.characters + render_limits.measured(options.kwargs, {})),
             now=options.now or datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
         tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]
@@ -177,11 +178,19 @@ class JinjaTemplate:
     def _find_call_form(self) -> CallForm | None:
         """The first form in which the template shows a call, as far as a try can tell."""
         for form in CallForm:
-            for text in self._tries(_PROBES, form):
-                # Python's own way of writing a mapping is not JSON: that template wants text.
-                if all(word in text for word in _PROBE_WORDS) and f"'{_PROBE_WORDS[1]}': " not in text:
+            for text in self._tries(probes.CALLED, form):
+                if probes.shows_call(text):
                     return form
         return None
+
+    def _renders(self, form: CallForm) -> Renders:
+        closed = RenderOptions(add_generation_prompt=False)
+        return Renders(
+            samples=tuple(self._tries(probes.SAMPLES, form)),
+            asked=tuple(self._tries(probes.ASKED, form, closed)),
+            told=tuple(self._tries(probes.TOLD, form, closed)),
+            answered=tuple(self._tries(probes.ANSWERED, form, closed)),
+        )
 
     def _tries(
         self,
@@ -199,9 +208,13 @@ class JinjaTemplate:
                     return
 
 
+# Callers choose a role, but do not write it; templates build marks of it.
+_ROLES: Final = {role: written(str(role)) for role in Role}
+
+
 def _as_template_data(message: Message, form: CallForm) -> dict[str, Any]:
     """The message as transformers hands it to a template: absent keys are absent, not None."""
-    data: dict[str, Any] = {"role": str(message.role)}
+    data: dict[str, Any] = {"role": _ROLES[message.role]}
     if message.content or not message.tool_calls or form.keeps_empty_text:
         data["content"] = message.content
     if message.name is not None:
@@ -219,38 +232,6 @@ def _call_data(call: ToolCall, form: CallForm) -> dict[str, Any]:
     arguments = call.arguments if form.has_mapping and call.arguments is not None else call.text
     data: dict[str, Any] = {} if call.id is None else {"id": call.id}
     return data | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-# A name, an argument's name and its value, which stand nowhere else; an id of nine letters and digits, as Mistral's
-# templates ask for.
-_PROBE_WORDS: Final = ("probe_tool", "probe_argument", "probe value")
-_PROBE_CALL: Final = ToolCall(
-    "probe_tool", '{"probe_argument": "probe value"}', {"probe_argument": "probe value"}, "call00001"
-)
-_PROBE_TOOL: Final = Tool(
-    {"name": "other_tool", "description": "d", "parameters": {"type": "object", "properties": {}}}, 80
-)
-_PROBE_TURNS: Final = (
-    Message(Role.USER, "q"),
-    Message(Role.ASSISTANT, "", tool_calls=(_PROBE_CALL,)),
-    Message(Role.TOOL, "5", name="probe_tool", tool_call_id="call00001"),
-    Message(Role.ASSISTANT, "a"),
-)
-_PROBES: Final = (
-    Conversation(_PROBE_TURNS, (_PROBE_TOOL,)),
-    Conversation(_PROBE_TURNS[:2], (_PROBE_TOOL,)),
-    Conversation(_PROBE_TURNS),
-    Conversation(_PROBE_TURNS[:2]),
-)
-
-
-_TURNS: Final = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"), Message(Role.USER, "r")))
-_SAMPLES: Final = (
-    *_PROBES,
-    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="r"))),
-    Conversation((Message(Role.SYSTEM, "s"), Message(Role.USER, "q")), (_PROBE_TOOL,)),
-    _TURNS,
-)
 
 
 def _unique(mark: str, conversation: Conversation) -> str:

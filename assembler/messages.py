@@ -55,7 +55,8 @@ class Message(NamedTuple):  # of which there are many, and a frozen dataclass ta
     @property
     def characters(self) -> int:
         calls = sum(len(call.text) + len(call.name) for call in self.tool_calls) if self.tool_calls else 0
-        return len(self.content) + len(self.reasoning or "") + calls
+        names = len(self.name or "") + len(self.tool_call_id or "")
+        return len(self.content) + len(self.reasoning or "") + names + calls
 
 
 @dataclass(frozen=True, slots=True)

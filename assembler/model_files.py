@@ -59,6 +59,9 @@ def load(directory: Path, template: str | None = None) -> ModelFiles:
     )
 
 
-def _limit(config: dict[str, Any], name: str) -> int | None:
-    value = config.get(name) or (config.get("text_config") or {}).get(name)
+def _limit(config: Any, name: str) -> int | None:
+    """A number of config.json's, or of its part about text in models that know more than text."""
+    if not isinstance(config, dict):
+        return None
+    value = config.get(name) or _limit(config.get("text_config"), name)
     return value if isinstance(value, int) else None

@@ -1,9 +1,10 @@
 """The order of a conversation: what is odd about it, and how it can be mended for a template that is strict."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
 from assembler.findings import ROLE_ORDER, TOOL_RESULT_MISMATCH, Finding
 from assembler.messages import Conversation, Message, Role
@@ -83,31 +84,44 @@ def results(messages: tuple[Message, ...]) -> Iterator[tuple[int, int | None]]:
             yield index, calls.answered_by(message)
 
 
+_Key: TypeAlias = tuple[str, str | None]
+
+
 class _OpenCalls:
-    """Calls that nobody has answered yet, oldest first, with the index of their message."""
+    """Calls that nobody has answered yet, with the index of their message, in queues by what a result can say of them.
+
+    So no result is compared with all calls; there can be thousands of each.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[int, ToolCall]] = {}
-        self._by_id: dict[str, list[int]] = {}
+        self._queues: dict[_Key, OrderedDict[int, None]] = {}
         self._opened = 0
 
     def open(self, index: int, call: ToolCall) -> None:
         self._opened += 1
         self._calls[self._opened] = index, call
-        if call.id is not None:
-            self._by_id.setdefault(call.id, []).append(self._opened)
+        for key in _keys(call):
+            self._queues.setdefault(key, OrderedDict())[self._opened] = None
 
     def answered_by(self, message: Message) -> int | None:
         """Closes the call that the message answers, if there is one, and tells the index of the message with it."""
-        if message.tool_call_id is not None and self._by_id.get(message.tool_call_id):
-            return self._calls.pop(self._by_id[message.tool_call_id].pop(0))[0]
-        for number, (index, call) in self._calls.items():
-            if (message.tool_call_id is None or call.id is None) and message.name in (None, call.name):
-                del self._calls[number]
-                if call.id is not None:
-                    self._by_id[call.id].remove(number)
+        keys: list[_Key] = [("any", message.name)]
+        if message.tool_call_id is not None:
+            keys = [("id", message.tool_call_id), ("without id", message.name)]
+        for key in keys:
+            if self._queues.get(key):
+                index, call = self._calls.pop(number := next(iter(self._queues[key])))
+                for each in _keys(call):
+                    del self._queues[each][number]
                 return index
         return None
+
+
+def _keys(call: ToolCall) -> list[_Key]:
+    """The queues of a call: those of its name, and those for results that have none."""
+    keys: list[_Key] = [("any", None), ("any", call.name)]
+    return [*keys, ("id", call.id)] if call.id is not None else [*keys, ("without id", None), ("without id", call.name)]
 
 
 def mends(conversation: Conversation, policy: OrderPolicy) -> Iterator[Conversation]:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from assembler import order
-from assembler.control import ControlText, Live, Reading
+from assembler.control import ControlText, Reading
 from assembler.findings import CONTROL_TEXT, ROLE_ORDER, Finding
-from assembler.messages import Conversation, Message, Role
+from assembler.messages import Conversation
 from assembler.order import OrderPolicy
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import Tokenizer
+from assembler.traced import blanked, plain
 from shared.errors import HermesError, invalid_argument
 
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
@@ -43,10 +44,14 @@ class Renderer:
         self.template = template
         self._policy = policy
         self._control = ControlText(tokenizer.added.control, tokenizer.added.texts, template.words)
-        self._guards_all = tokenizer.added.always
-        problem = _problem(self._control, template, tokenizer)
-        # Where a literal may count as a token after all, what looks like one is refused before it is rendered.
-        self._refuses_early = problem is not None
+        self._tokenizer = tokenizer
+        # A normalizer could make a control token of a caller's other letters.
+        self._is_normalized = tokenizer.added.always
+        lost = _lost(self._control, template)
+        problem = _problem(self._control, tokenizer) or (
+            lost and f"the template writes {lost!r} in a way that hides its origin"
+        )
+        self._hides_origin = lost is not None
         self._refuses = control == "reject" or problem is not None
         if problem is not None:
             _log.warning("prompts with control tokens in their texts are refused, because %s", problem)
@@ -69,32 +74,31 @@ class Renderer:
             )
         if reading.live is not None:
             findings.append(self._control_finding(conversation, options))
-        elif self._guards_all:
-            reading = Reading(reading.text, self._control.live(reading.text))
+        elif self._is_normalized and not self._refuses:
+            reading = Reading(reading.text, tuple(self._control.tokens.found(reading.text)))
         return Rendered(reading, tuple(findings))
 
     def _read(self, conversation: Conversation, options: RenderOptions) -> Reading:
-        marked = self._control.mark(conversation, options)
-        if marked is None:
-            return Reading(self.template.render(conversation, options))
-        if self._refuses_early and self._control.literal(conversation, options) is not None:
-            raise self._refusal(conversation, options)
-        reading = self._control.read(self.template.render(marked.conversation, marked.options), marked.letters)
+        rendered = self.template.render(self._control.trusted(conversation), options)
+        reading = self._control.read(rendered)
         if reading.live is None:
-            return self._plain(conversation, options, reading)
+            if (
+                self._refuses
+                and self._is_normalized
+                and self._counted(reading.text) != self._counted(blanked(rendered))
+            ):
+                raise self._refusal(conversation, options)
+            return reading
+        if self._hides_origin and not self._control.may_begin(conversation, options.kwargs):
+            return Reading(reading.text)
         if self._refuses:
             raise self._refusal(conversation, options)
         return reading
 
-    def _plain(self, conversation: Conversation, options: RenderOptions, reading: Reading) -> Reading:
-        """The prompt without stand-ins, where none of its control tokens came from the caller.
-
-        A template may write another text for those: for the caller's own it is the one that the model's makers meant.
-        """
-        text = self.template.render(conversation, options)
-        if text == reading.text or _tokens(self._control.live(text)) == _tokens(self._control.live(reading.text)):
-            return Reading(text)
-        return reading
+    def _counted(self, text: str) -> list[int]:
+        """The control tokens that count where the whole text is encoded."""
+        ids = frozenset(self._tokenizer.added.control.values())
+        return [token_id for token_id in self._tokenizer.encode(text) if token_id in ids]
 
     def _mended(self, refusal: _Refusal, options: RenderOptions) -> Reading:
         for mended in order.mends(refusal.conversation, self._policy):
@@ -111,7 +115,7 @@ class Renderer:
         return invalid_argument(CONTROL_TEXT, f"{found.message} This server refuses it: leave it out.", **index)
 
     def _control_finding(self, conversation: Conversation, options: RenderOptions) -> Finding:
-        literal = self._control.literal(conversation, options)
+        literal = self._control.literal(conversation, options.kwargs)
         if literal is None:
             return Finding(CONTROL_TEXT, "Parts of the request's texts make up a control token of the model's.")
         where = "The request" if literal.message_index is None else f"Message {literal.message_index}"
@@ -120,40 +124,31 @@ class Renderer:
         )
 
 
-def _tokens(live: tuple[Live, ...]) -> list[str]:
-    return [each.token for each in live]
-
-
 def _dense(text: str) -> str:
     """Without white space, which some tokenizers put between all tokens when they decode."""
     return "".join(text.split())
 
 
-def _problem(control: ControlText, template: ChatTemplate, tokenizer: Tokenizer) -> str | None:
-    """Why this tokenizer or this template cannot keep a control token in a caller's text as text, if it cannot."""
-    tokens = sorted(tokenizer.added.control)[:_TRIED_TOKENS]
+def _problem(control: ControlText, tokenizer: Tokenizer) -> str | None:
+    """Why this tokenizer cannot keep a control token in a caller's text as text, if it cannot."""
     ids = frozenset(tokenizer.added.control.values())
-    for token in tokens:
+    for token in sorted(tokenizer.added.control)[:_TRIED_TOKENS]:
         text = f"a{token}b"
         literal = tokenizer.encode_guarded(text, ())
         if ids.intersection(literal) or _dense(token) not in _dense(tokenizer.decode(literal)):
             return f"the tokenizer cannot write {token!r} as text"
-        if tokenizer.encode_guarded(text, control.live(text)) != tokenizer.encode(text):
+        if tokenizer.encode_guarded(text, tuple(control.tokens.found(text))) != tokenizer.encode(text):
             return f"the tokenizer knows {token!r} by no other name"
-    for token in tokens[:1]:
-        rest = (Message(Role.ASSISTANT, "c"), Message(Role.USER, "d"))
-        told = Conversation((Message(Role.USER, f"a{token}b"), *rest))
-        clean = Conversation((Message(Role.USER, f"a{'-' * len(token)}b"), *rest))
-        options = RenderOptions()
-        try:
-            marked = control.mark(told, options)
-            expected = control.live(template.render(clean, options))
-            if marked is None:
-                return f"the template's searches hide {token!r}"
-            reading = control.read(template.render(marked.conversation, marked.options), marked.letters)
-        except HermesError:  # it refuses even the plainest conversation, and will say so when one comes
-            return None
-        live = reading.live if reading.live is not None else control.live(reading.text)
-        if _tokens(live) != _tokens(expected):
-            return f"the template changes texts that have {token!r} in them"
+    return None
+
+
+def _lost(control: ControlText, template: ChatTemplate) -> str | None:
+    """A token that the template writes in simple conversations, but not so that it can be told from a caller's."""
+    for sample in template.words.samples:
+        live = control.read(sample).live
+        if live is None:
+            continue
+        for found in control.tokens.found(plain(sample)):
+            if found not in live:
+                return found.token
     return None

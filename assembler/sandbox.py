@@ -1,105 +1,47 @@
-"""Where chat templates run: jinja2's immutable sandbox as transformers sets it up, with limits on time and size.
-
-A thread cannot be stopped from outside, so everything that can go on for long asks the clock itself: each turn of a
-loop, each call. Everything that makes a big value out of small ones is asked for its size first.
-"""
+"""Where chat templates run: jinja2's immutable sandbox as transformers sets it up, traced, and within limits."""
 
 import functools
 import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-import jinja2
-import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 
+from assembler import render_limits, traced
+from assembler.jinja_code import TracingGenerator
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
+from assembler.render_limits import check_padding, check_size, check_text, check_time, checked
+from assembler.traced import Traced, TracedMarkup, own_of
 
-# Widths, counts and indents in templates are layout; a bigger one makes megabytes of padding.
-_MOST_PADDING: Final = 10_000
-# Elements of a list that a template makes by multiplying or adding lists.
-_MOST_ELEMENTS: Final = 100_000
-# No render's limit is below this.
-_SHORT: Final = 500_000
-_MOST_BITS: Final = 4_096
-_FORMAT_WIDTH: Final = re.compile(r"\d{5}|\*")
-_WIDTH_ARGUMENT: Final = re.compile(r"\{[^{}]*:[^{}]*\{")
-# Where the padding's size is an argument.
+# Filters where the padding's size is an argument.
 _PADDING_FILTERS: Final = ("batch", "center", "format", "indent", "slice", "wordwrap")
-_PADDING_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-
-
-class LimitExceededError(jinja2.TemplateError):
-    """A render took too long or grew too large. limit: "seconds" or "characters"."""
-
-    def __init__(self, limit: str, message: str) -> None:
-        super().__init__(message)
-        self.limit = limit
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One render: when it has to be over (monotonic seconds), how long any text may get, and what time it is."""
-
-    deadline: float
-    characters: int
-    now: datetime
-
-
-_UNLIMITED: Final = Run(float("inf"), 2**62, datetime(1, 1, 1))  # noqa: DTZ001 - of no place
-_run: Final[ContextVar[Run]] = ContextVar("run", default=_UNLIMITED)
-
-
-@contextmanager
-def limited(run: Run) -> Iterator[None]:
-    """What is rendered inside keeps to the run's limits, or raises LimitExceededError."""
-    token = _run.set(run)
-    try:
-        yield
-    finally:
-        _run.reset(token)
-
-
-class _Generator(jinja2.compiler.CodeGenerator):
-    """jinja2's code generator, but `~` and `+` go through the environment."""
-
-    def visit_Add(self, node: jinja2.nodes.BinExpr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        self.write("environment.added(")
-        self.visit(node.left, frame)
-        self.write(", ")
-        self.visit(node.right, frame)
-        self.write(")")
-
-    def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        self.write("environment.joined((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
+# Filters that go through a value one by one and do something with each.
+_LOOPING_FILTERS: Final = ("map", "reject", "rejectattr", "select", "selectattr", "sum")
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """What `transformers.utils.chat_template_utils` compiles templates in, and a clock that every loop looks at."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
-    code_generator_class = _Generator
+    code_generator_class = TracingGenerator
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
+        # Templates' own texts, by their places in compiled code.
+        self.written: list[Traced] = []
         self.filters["tojson"] = _to_json
         self.filters["join"] = _join(self.filters["join"])
         self.filters["replace"] = _replace(self.filters["replace"])
+        for name in ("pprint", "string"):
+            self.filters[name] = _measured(self.filters[name])
+        self.filters["int"] = _short(self.filters["int"])
         for name in _PADDING_FILTERS:
             self.filters[name] = _padding(self.filters[name])
+        for name in _LOOPING_FILTERS:
+            self.filters[name] = _clocked(self.filters[name])
         self.globals |= {
             "raise_exception": raise_exception,
             "strftime_now": _strftime_now,
@@ -111,7 +53,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @property
     def tick(self) -> None:
         """Stands as a statement in every loop; reading it raises when the time is over."""
-        _check_time()
+        check_time()
 
     def _generate(
         self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
@@ -122,10 +64,12 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(source, name, filename, defer_init)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
-        _check_time()
+        check_time()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
-            _check_method(owner, __obj.__name__, args, kwargs)
+            if __obj.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])
+            render_limits.check_method(owner, __obj.__name__, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -135,12 +79,8 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         text: str = value.__self__
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            if _FORMAT_WIDTH.search(text):
-                raise LimitExceededError("characters", "it formats with too wide a field")
-            if _WIDTH_ARGUMENT.search(text):
-                _check_padding((*args, *kwargs.values()))
-            formatted: str = _checked(formats(*args, **kwargs))
-            return formatted
+            render_limits.check_pattern(text, "{", [*args, *kwargs.values()])
+            return traced.filled(text, "{}", args, checked(formats(*args, **kwargs)))
 
         return bounded
 
@@ -151,102 +91,57 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _check_operands(operator, left, right)
-        return _checked(super().call_binop(context, operator, left, right))
+        render_limits.check_operands(operator, left, right)
+        return checked(super().call_binop(context, operator, left, right))
 
     def concat(self, pieces: Iterable[str]) -> str:
         """What jinja2 makes a text of pieces with, at the end and for every macro and captured block."""
         return _concat(pieces)
 
     @staticmethod
-    def added(left: Any, right: Any) -> Any:
-        """`a + b`; the commonest thing that templates do, so short texts are not looked at twice."""
-        value = left + right
-        return value if value.__class__ is str and len(value) < _SHORT else _checked(value)
+    def added(terms: tuple[Any, ...]) -> Any:
+        """`a + b + c`; the commonest thing that templates do, so short texts are not looked at twice."""
+        value = traced.added(terms)
+        return value if value.__class__ is Traced and len(value) < render_limits.SHORT else checked(value)
+
+    def joined(self, values: Iterable[Any]) -> str:
+        """`a ~ b ~ c`."""
+        return _concat(map(self.shown, values))
 
     @staticmethod
-    def joined(values: Iterable[Any]) -> str:
-        """`a ~ b ~ c`."""
-        return _concat(map(str, values))
+    def compared(value: Any) -> Any:
+        """One of two values to compare, or a key: lists in it may share what is in them."""
+        if isinstance(value, list | tuple | dict):
+            check_text(value)
+        return value
 
-
-def _check_time() -> None:
-    if time.monotonic() > _run.get().deadline:
-        raise LimitExceededError("seconds", "it takes too long")
-
-
-def _check_size(characters: int) -> None:
-    if characters > _run.get().characters:
-        raise LimitExceededError("characters", "it grows too large")
+    @staticmethod
+    def shown(value: Any) -> str:
+        """`{{ value }}`."""
+        if value.__class__ is Traced or value.__class__ is str:
+            return value
+        check_text(value)
+        return traced.traced(str(value), own_of(value)) if isinstance(value, TracedMarkup) else str(value)
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    most, characters, kept = _run.get().characters, 0, []
+    most, characters, kept = render_limits.most_characters(), 0, []
     for piece in pieces:
         characters += len(piece)
         if characters > most:
-            _check_size(characters)
+            check_size(characters)
         kept.append(piece)
-    return "".join(kept)
-
-
-def _checked(value: Any) -> Any:
-    if type(value) is str:
-        _check_size(len(value))
-    elif isinstance(value, list | tuple) and len(value) > _MOST_ELEMENTS:
-        raise LimitExceededError("characters", "a list in it grows too large")
-    return value
-
-
-def _check_operands(operator: str, left: Any, right: Any) -> None:
-    if operator == "%":
-        if isinstance(left, str) and _FORMAT_WIDTH.search(left):
-            raise LimitExceededError("characters", "it formats with too wide a field")
-        return
-    for value, count in ((left, right), (right, left)):
-        if not isinstance(count, int):
-            continue
-        if isinstance(value, str):
-            _check_size(len(value) * count)
-        elif isinstance(value, list | tuple) and len(value) * count > _MOST_ELEMENTS:
-            raise LimitExceededError("characters", "a list in it grows too large")
-        elif isinstance(value, int):
-            bits = value.bit_length() * max(count, 1) if operator == "**" else value.bit_length() + count.bit_length()
-            if bits > _MOST_BITS:
-                raise LimitExceededError("characters", "a number in it grows too large")
-            return
-
-
-def _check_padding(values: Iterable[Any]) -> None:
-    if any(isinstance(value, int) and value > _MOST_PADDING for value in values):
-        raise LimitExceededError("characters", "it pads or indents too far")
-
-
-def _check_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A method of a string that can make a much longer one."""
-    if name in _PADDING_METHODS:
-        _check_padding((*args, *kwargs.values()))
-        if name == "expandtabs":
-            _check_size(len(text) + text.count("\t") * max((*args, *kwargs.values(), 8)))
-    elif name == "replace" and len(args) > 1:
-        _check_replacement(text, *args[:2])
-    elif name == "join" and args and isinstance(args[0], list | tuple):
-        _check_size(sum(len(part) + len(text) for part in args[0] if isinstance(part, str)))
-
-
-def _check_replacement(text: str, old: Any, new: Any) -> None:
-    if isinstance(old, str) and isinstance(new, str) and len(new) > len(old):
-        _check_size(len(text) + text.count(old) * (len(new) - len(old)))
+    return traced.joined(kept)
 
 
 def _padding(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_time()
-        _check_padding((*args, *kwargs.values()))
-        if function.__name__ == "do_format" and _FORMAT_WIDTH.search(str(args[0])):
-            raise LimitExceededError("characters", "it formats with too wide a field")
-        return _checked(function(*args, **kwargs))
+        check_time()
+        check_padding((*args, *kwargs.values()))
+        if function.__name__ == "do_format":
+            render_limits.check_pattern(str(args[0]), "%", [*args[1:], *kwargs.values()])
+        return checked(function(*args, **kwargs))
 
     return bounded
 
@@ -254,11 +149,10 @@ def _padding(function: Callable[..., Any]) -> Callable[..., Any]:
 def _join(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
-        _check_time()
+        check_time()
         values = list(value)
-        if attribute is None:
-            _check_size(sum(len(part) + len(d) for part in values if isinstance(part, str)))
-        return function(eval_ctx, values, d, attribute)
+        check_size(render_limits.measured(values, {}) + len(values) * len(d))
+        return function(eval_ctx, values, d if isinstance(d, Traced) else Traced(d), attribute)
 
     return bounded
 
@@ -266,9 +160,40 @@ def _join(function: Callable[..., Any]) -> Callable[..., Any]:
 def _replace(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(eval_ctx: Any, s: Any, old: Any, new: Any, count: Any = None) -> Any:
-        _check_time()
-        _check_replacement(str(s), old, new)
+        check_time()
+        render_limits.check_replacement(str(s), old, new)
         return function(eval_ctx, s, old, new, count)
+
+    return bounded
+
+
+def _measured(function: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(function)
+    def bounded(value: Any) -> str:
+        check_text(value)
+        return function(value)
+
+    return bounded
+
+
+def _short(function: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> int:
+        render_limits.check_slow(value)
+        return function(value, *args, **kwargs)
+
+    return bounded
+
+
+def _clocked(function: Callable[..., Any]) -> Callable[..., Any]:
+    def ticking(values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            check_time()
+            yield value
+
+    @functools.wraps(function)
+    def bounded(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(context, values and ticking(values), *args, **kwargs)
 
     return bounded
 
@@ -281,28 +206,13 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes and in the caller's key order, unlike jinja2's own filter."""
-    _check_padding((indent,))
-    _check_size(_measured(value, {}))
+    check_padding((indent,))
+    check_text(value)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    _check_size(len(text))
+    check_size(len(text))
     return text
 
 
-def _measured(value: Any, sizes: dict[int, int]) -> int:
-    """About how many characters a value has as JSON. sizes: of lists and mappings by id; one may be in many places."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        parts: Iterable[Any] = (part for item in value.items() for part in item)
-    elif isinstance(value, list | tuple):
-        parts = value
-    else:
-        return 1
-    if id(value) not in sizes:
-        sizes[id(value)] = 2 + sum(_measured(part, sizes) for part in parts)
-    return sizes[id(value)]
-
-
 def _strftime_now(pattern: str) -> str:
-    _check_operands("%", pattern, None)  # the C library knows widths too
-    return _run.get().now.strftime(pattern)
+    render_limits.check_operands("%", pattern, None)  # the C library knows widths too
+    return render_limits.now().strftime(pattern)

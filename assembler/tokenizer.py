@@ -98,16 +98,18 @@ def load(directory: Path, declared: Iterable[AddedToken], template_texts: Sequen
             "(AutoTokenizer.from_pretrained(…).save_pretrained(…)) beside its weights."
         )
     definition = read_json(path)
-    _merge(definition, declared)
-    vocabulary = read_vocabulary(definition)
-    source = encoders.source(definition)
     try:
+        _merge(definition, declared)
+        vocabulary = read_vocabulary(definition)
+        source = encoders.source(definition)
         added = _added(definition, template_texts)
         del definition
         encoder = encoders.fastest(source, added.guard.encode_all_live)
         uncut = Tokenizer(encoder, vocabulary, replace(added, cuts=Cuts(frozenset())))
         return Tokenizer(encoder, vocabulary, replace(added, cuts=cuts.tried(added.cuts, uncut)))
-    except Exception as error:  # the library raises plain Exception
+    except StartupError:
+        raise
+    except Exception as error:  # the library raises plain Exception, and a damaged file can be wrong in any way
         raise StartupError(f"{path} cannot be loaded ({error}): prepare the model again.") from error
 
 
@@ -132,27 +134,30 @@ def _added(definition: Mapping[str, Any], template_texts: Sequence[str]) -> Adde
 
 
 def _merge(definition: dict[str, Any], declared: Iterable[AddedToken]) -> None:
-    """Adds declared tokens as `tokenizers` would: at their own id where the model has one, else at the next."""
+    """Adds declared tokens as transformers does: at their own id where the model has one, else at the next.
+
+    A token that is there takes the flags of a complete declaration.
+    """
     added: list[dict[str, Any]] = definition.setdefault("added_tokens", [])
     model_vocab = definition["model"]["vocab"]
     vocab = model_vocab if isinstance(model_vocab, dict) else {entry[0]: at for at, entry in enumerate(model_vocab)}
-    known = {token["content"] for token in added}
+    known = {token["content"]: token for token in added}
     highest = max([*vocab.values(), *(token["id"] for token in added)], default=-1)
     for token in declared:
-        if token.content in known or not token.content:
-            continue
-        token_id = vocab.get(token.content)
-        if token_id is None:
-            token_id = highest = highest + 1
-        added.append(
-            {
-                "id": token_id,
-                "content": token.content,
-                "single_word": token.single_word,
-                "lstrip": token.lstrip,
-                "rstrip": token.rstrip,
-                "normalized": token.normalized,
-                "special": token.special,
-            }
-        )
+        flags = {
+            "content": token.content,
+            "single_word": token.single_word,
+            "lstrip": token.lstrip,
+            "rstrip": token.rstrip,
+            "normalized": token.normalized,
+            "special": token.special,
+        }
+        if token.content in known:
+            if token.is_complete:
+                known[token.content].update(flags)
+        elif token.content:
+            token_id = vocab.get(token.content)
+            if token_id is None:
+                token_id = highest = highest + 1
+            added.append({"id": token_id, **flags})
     added.sort(key=lambda token: int(token["id"]))

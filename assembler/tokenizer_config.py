@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -50,6 +50,7 @@ class AddedToken:
     """A token that is found in the text as it stands, before the model's own splitting.
 
     special: not shown as text; the other flags are those of `tokenizers`.
+    is_complete: whether the flags were declared, and so win over the ones in tokenizer.json.
     """
 
     content: str
@@ -58,6 +59,7 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     normalized: bool = False
+    is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,20 @@ def load(directory: Path) -> TokenizerConfig:
     if "added_tokens_decoder" not in config:
         # Before tokenizer_config.json listed the added tokens, this file had the last word on special ones.
         config |= _json_object(directory / "special_tokens_map.json")
-    named = _class_defaults(config) | {
-        name: _content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None
-    }
-    chat_templates = _chat_templates(directory, config)
-    return TokenizerConfig(
-        named=MappingProxyType(named),
-        added=tuple(_added(config, named)),
-        chat_template=chat_templates.get("default"),
-        tool_template=chat_templates.get("tool_use"),
-    )
+    try:
+        named = _class_defaults(config) | {name: _content(token) for name, token in _declared(config)}
+        chat_templates = _chat_templates(directory, config)
+        return TokenizerConfig(
+            named=MappingProxyType(named),
+            added=tuple(_added(config, named)),
+            chat_template=chat_templates.get("default"),
+            tool_template=chat_templates.get("tool_use"),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StartupError(
+            f"The tokens or chat templates that {directory} declares are damaged ({type(error).__name__}: {error}): "
+            "prepare the model again."
+        ) from error
 
 
 def read_json(path: Path) -> Any:
@@ -118,6 +124,20 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
+def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
+    """The tokens that have a name of their own: the usual ones, and the model's, such as image_token."""
+    for name in NAMED_TOKENS:
+        if config.get(name) is not None:
+            yield name, config[name]
+    for name, token in config.items():
+        is_token = isinstance(token, str) or (isinstance(token, Mapping) and token.get("__type") == "AddedToken")
+        if name.endswith("_token") and name not in NAMED_TOKENS and is_token:
+            yield name, token
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, Mapping):
+        yield from extra.items()
+
+
 def _token(token: str | Mapping[str, Any], *, special: bool) -> AddedToken:
     flags: Mapping[str, Any] = {} if isinstance(token, str) else token
     return AddedToken(
@@ -138,13 +158,10 @@ def _added(config: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Adde
     for token_id in sorted(listed, key=int):
         token = listed[token_id]
         seen.add(_content(token))
-        yield _token(token, special=bool(token.get("special")) or _content(token) in names)
+        declared = _token(token, special=bool(token.get("special")) or _content(token) in names)
+        yield replace(declared, is_complete=True)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
-    own = [value for key, value in config.items() if key.endswith("_token") and key not in NAMED_TOKENS]
-    declared = [config[name] for name in NAMED_TOKENS if config.get(name) is not None]
-    declared += [token for token in own if isinstance(token, str | Mapping)]
-    declared += extra.values() if isinstance(extra, Mapping) else extra
-    for token in declared:
+    for token in (*(token for _, token in _declared(config)), *(() if isinstance(extra, Mapping) else extra)):
         if _content(token) not in seen:
             seen.add(_content(token))
             yield _token(token, special=True)

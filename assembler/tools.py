@@ -1,6 +1,7 @@
 """Functions that a model may call, and the calls that it made, as a caller sends them."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from shared.errors import HermesError, invalid_argument
 _NAME: Final = re.compile(r"[\w.:/$@-]+")
 # Enough to recognise a name by.
 _QUOTED_CHARACTERS: Final = 60
-# Schemas nest, but none that a model can use nests deeper.
+# JSON nests, but none that a model can use nests deeper; Python goes down about a thousand calls in all.
 _MOST_LEVELS: Final = 64
 
 
@@ -65,16 +66,43 @@ def is_name(name: str) -> bool:
 def parse_object(text: str) -> dict[str, Any]:
     """A JSON object whose strings are text and whose numbers are numbers. Raises ValueError with what is wrong."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         if "\\u" in text:  # half a surrogate pair can be escaped, but never be text
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
     except UnicodeEncodeError:
         raise ValueError("half a surrogate pair is no character") from None
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - the caller's text is wrong, not our type
+    if text.count("[") + text.count("{") > _MOST_LEVELS:  # else it cannot be deeper
+        _check_levels(value)
     return value
+
+
+def _check_levels(value: dict[str, Any]) -> None:
+    """Raises ValueError for more levels of lists and objects than there may be."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+_TOO_DEEP: Final = f"it has more than {_MOST_LEVELS} levels"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:_QUOTED_CHARACTERS]} is too large a number")
+    return number
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -89,18 +117,16 @@ def _tool(place: int, text: str) -> Tool:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _bad_tool(place, "needs a name of letters, digits and _ - . : / $ @ alone")
-    bad = _bad_parameter(function.get("parameters"), _MOST_LEVELS)
+    bad = _bad_parameter(function.get("parameters"))
     if bad is not None:
         raise _bad_tool(place, bad)
     return Tool(function, len(text))
 
 
-def _bad_parameter(schema: Any, levels: int) -> str | None:
+def _bad_parameter(schema: Any) -> str | None:
     """What is wrong with a parameter's name anywhere in a JSON schema."""
-    if not levels:
-        return f"has a schema of more than {_MOST_LEVELS} levels"
     if isinstance(schema, list):
-        return next(filter(None, (_bad_parameter(each, levels - 1) for each in schema)), None)
+        return next(filter(None, (_bad_parameter(each) for each in schema)), None)
     if not isinstance(schema, Mapping):
         return None
     properties = schema.get("properties")
@@ -109,7 +135,7 @@ def _bad_parameter(schema: Any, levels: int) -> str | None:
             if not _NAME.fullmatch(name):
                 shown = name[:_QUOTED_CHARACTERS]
                 return f"has the parameter {shown!r}: its name may have letters, digits and _ - . : / $ @ alone"
-    return next(filter(None, (_bad_parameter(each, levels - 1) for each in schema.values())), None)
+    return next(filter(None, (_bad_parameter(each) for each in schema.values())), None)
 
 
 def _bad_tool(place: int, what: str) -> HermesError:

@@ -12,6 +12,7 @@ from assembler.declared import DeclaredTemplate
 from assembler.messages import Conversation, Message, Role
 from assembler.templates import RenderOptions
 from assembler.tools import Tool, ToolCall
+from assembler.traced import own_of
 from shared.errors import HermesError, StartupError
 from tests.unit.assembler.model_styles import TEMPLATES
 
@@ -146,7 +147,17 @@ def test_a_continued_answer_ends_with_its_own_text(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "roles"), [("llama2", "uu"), ("mistral", "au"), ("gemma", "uauu"), ("vicuna", "us"), ("zephyr", "ut")]
+    ("name", "roles"),
+    [
+        ("llama2", "uu"),
+        ("mistral", "au"),
+        ("gemma", "uauu"),
+        ("vicuna", "us"),
+        ("zephyr", "ut"),
+        ("gemma", "s"),
+        ("mistral", "s"),
+        ("llama2", "s"),
+    ],
 )
 def test_an_order_that_the_format_has_no_place_for_is_a_template_error(name: str, roles: str) -> None:
     known = {role[0]: role for role in Role}
@@ -191,3 +202,30 @@ def test_the_version_is_of_the_format_and_not_of_what_is_said_about_it() -> None
         for text in (source, source.replace("ChatML, with", "With"), source.replace("user\\n", "user: "))
     ]
     assert versions[0] == versions[1] != versions[2]
+
+
+def test_a_format_s_own_texts_are_known_beside_a_caller_s() -> None:
+    call = ToolCall("f", '{"a": "<tool_call>"}', {"a": "<tool_call>"})
+    told = (
+        Message(Role.SYSTEM, "<|im_end|>"),
+        Message(Role.USER, " <|im_end|>"),
+        Message(Role.ASSISTANT, "</tool_call>", tool_calls=(call,)),
+        Message(Role.TOOL, "<tool_response>"),
+    )
+    tool = Tool({"name": "f", "description": "<tools>"}, 1)
+    template = template_files.read("chatml", NAMED)
+    text = template.render(Conversation(told, (tool,)), RenderOptions())
+    own = "".join(letter for letter, mark in zip(text, own_of(text), strict=True) if mark)
+    harmless = (
+        Message(Role.SYSTEM, ""),
+        Message(Role.USER, ""),
+        Message(Role.ASSISTANT, "-", tool_calls=(ToolCall("f", "-", None),)),
+        Message(Role.TOOL, ""),
+    )
+    plain = template.render(Conversation(harmless, (tool,)), RenderOptions()).replace("-", "").replace("\n\n<", "\n\n<")
+    assert own.count("<|im_end|>") == plain.count("<|im_end|>") == text.count("<|im_end|>") - 2
+    assert own.count("<tool_call>") == plain.count("<tool_call>") == text.count("<tool_call>") - 1
+    assert own.count("<tool_response>") == text.count("<tool_response>") - 1
+    assert own.count("<tools>") == text.count("<tools>") - 1
+    assert own.startswith("<|im_start|>system\n\n\n# Tools")
+    assert own.endswith("<|im_start|>assistant\n")

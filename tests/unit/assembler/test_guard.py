@@ -15,9 +15,10 @@ from assembler.control import Live
 from assembler.messages import Conversation, Message, Role
 from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.rendering import Renderer
+from assembler.rendering import ControlPolicy, Renderer
 from assembler.templates import RenderOptions
 from assembler.tokenizer import Tokenizer
+from shared.errors import HermesError
 
 TEMPLATE = "<s>{% for m in messages %}{{ m.content }}</s>{% endfor %}"
 LETTERS = "abcdefghijklmnopqrstuvwxyz<>/S "
@@ -60,9 +61,9 @@ def made(built: tokenizers.Tokenizer, directory: Path, normalizer: Any = None, *
     return model_files.load(directory)
 
 
-def ids_of(files: ModelFiles, content: str) -> list[int]:
+def ids_of(files: ModelFiles, content: str, policy: ControlPolicy = "encode") -> list[int]:
     assert files.template is not None
-    renderer = Renderer(files.template, files.tokenizer, OrderPolicy(), "encode")
+    renderer = Renderer(files.template, files.tokenizer, OrderPolicy(), policy)
     reading = renderer.render(Conversation((Message(Role.USER, content),)), RenderOptions()).reading
     if reading.live is None:
         return list(files.tokenizer.encode(reading.text))
@@ -161,3 +162,50 @@ def test_white_space_that_a_template_writes_is_no_control_token(tmp_path: Path) 
     )
     assert "\n\n" not in model_files.load(tmp_path).tokenizer.added.control
     assert "USER:" in model_files.load(tmp_path).tokenizer.added.control
+
+
+@pytest.mark.parametrize("content", ["ab", "a < b", "", "<s", "ü"])
+def test_where_a_tokenizer_knows_tokens_by_no_other_name_ordinary_prompts_have_its_own_ids(
+    tmp_path: Path, content: str
+) -> None:
+    prepend = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    files = made(bpe(), tmp_path, prepend, normalized=True)
+    assert files.tokenizer.added.always
+    assert ids_of(files, content) == list(files.tokenizer.encode(f"<s>{content}</s>"))
+    with pytest.raises(HermesError, match="refuses"):
+        ids_of(files, f"{content}</s>")
+
+
+def test_what_a_normalizer_makes_a_control_token_of_is_refused_where_the_server_refuses_those(tmp_path: Path) -> None:
+    files = made(bpe(), tmp_path, normalizers.Lowercase(), normalized=True)
+    assert ids_of(files, "aSb", "reject") == list(files.tokenizer.encode("<s>aSb</s>"))
+    for content in ("a<S>b", "<s>"):
+        with pytest.raises(HermesError, match="refuses"):
+            ids_of(files, content, "reject")
+
+
+@pytest.mark.parametrize(("longer", "content"), [("<s>a", "a"), ("a</s>", "ba"), ("s>a", "a"), (">b<", "b")])
+def test_a_longer_token_of_the_template_s_text_and_a_caller_s_does_not_hide_the_template_s(
+    tmp_path: Path, longer: str, content: str
+) -> None:
+    built = bpe()
+    built.add_tokens([tokenizers.AddedToken(longer, special=False, normalized=False)])
+    files = made(built, tmp_path)
+    control = files.tokenizer.added.control
+    assert [each for each in ids_of(files, content) if each in control.values()] == [control["<s>"], control["</s>"]]
+
+
+def test_a_mark_that_a_template_builds_of_constants_is_a_control_token_whatever_it_takes_to_see_it(
+    tmp_path: Path,
+) -> None:
+    built = bpe()
+    built.add_tokens([tokenizers.AddedToken("<doc>", special=False, normalized=False)])
+    files = made(built, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% if documents %}{{ '<' ~ 'doc' + '>' }}{% endif %}" + TEMPLATE)
+    files = model_files.load(tmp_path)
+    assert files.template is not None
+    renderer = Renderer(files.template, files.tokenizer, OrderPolicy(), "encode")
+    told = Conversation((Message(Role.USER, "a<doc>b"),))
+    reading = renderer.render(told, RenderOptions(kwargs={"documents": True})).reading
+    assert reading.live is not None
+    assert [each.token for each in reading.live] == ["<doc>", "<s>", "</s>"]

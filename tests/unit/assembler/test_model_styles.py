@@ -116,7 +116,7 @@ def test_text_and_ids_are_those_of_transformers(served: Served, data: st.DataObj
         not any(
             token in json.dumps(told, ensure_ascii=False)
             for token in served.files.tokenizer.added.control
-            if len(token) > 3
+            if len(token) > 2
         )
     )
     assert served.ids_and_text(as_chat(told)) == as_reference(served, told)

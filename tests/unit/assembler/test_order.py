@@ -102,6 +102,31 @@ def test_results_are_matched_without_going_through_all_calls_for_each() -> None:
     assert "TOOL_RESULT_MISMATCH" not in found
 
 
+def test_results_that_answer_nothing_are_compared_with_none_of_the_calls() -> None:
+    many = [calls(f"{place}", None) for place in range(20_000)]
+    for odd in (result("x", name="g"), result(name="g")):
+        found = [code for code, _ in codes(Conversation((*many, *[odd] * 20_000)))]
+        assert found.count("TOOL_RESULT_MISMATCH") == 20_000
+
+
+@pytest.mark.parametrize(
+    ("called", "results", "unanswered"),
+    [
+        (calls("1", "2"), [result("2"), result("1")], 0),
+        (calls("1", None), [result("2"), result("2"), result("1")], 1),
+        (calls("1", None), [result(), result("1"), result()], 1),
+        (calls(None, "1"), [result(), result("1")], 0),
+        (calls(None, None), [result(name="f"), result("x", name="f"), result(name="f")], 1),
+        (calls("1", "1"), [result("1"), result("1"), result("1")], 1),
+    ],
+)
+def test_a_result_answers_the_first_open_call_of_its_id_else_one_without(
+    called: Message, results: list[Message], unanswered: int
+) -> None:
+    found = [code for code, _ in codes(told("u", called, *results, "a"))]
+    assert found.count("TOOL_RESULT_MISMATCH") == unanswered
+
+
 def test_the_mend_that_changes_least_comes_first() -> None:
     mends = [contents(mended) for mended in order.mends(told("sA", "uB", "uC", "sD", "aE"), OrderPolicy())]
     assert mends[0] == [("system", "A"), ("user", "B\n\nC"), ("system", "D"), ("assistant", "E")]

@@ -1,12 +1,13 @@
 import dataclasses
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from assembler import model_files
-from assembler.control import _SYMBOLS
 from assembler.jinja_template import JinjaTemplate
 from assembler.messages import Conversation, Message, Role
 from assembler.model_files import ModelFiles
@@ -112,26 +113,17 @@ def test_a_tokenizer_that_cannot_write_a_token_as_text_has_prompts_with_it_refus
     assert made.render(told(("user", "a < b")), RenderOptions()).reading.live is None
 
 
-def test_a_template_that_does_not_do_alike_with_control_text_has_it_refused(
+def test_where_a_template_hides_what_it_wrote_itself_texts_that_could_forge_it_are_refused(
     files: ModelFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = CHATML + "{% if '-' not in messages[0].content %}<|im_start|>{% endif %}"
+    source = "{% for m in messages %}{{ ('<|im_start|>' + m.content) | list | join }}{% endfor %}"
     with caplog.at_level(logging.WARNING):
         made = renderer(files, source)
-    assert "the template changes texts" in caplog.text
+    assert "'<|im_start|>' in a way that hides its origin" in caplog.text
     with pytest.raises(HermesError, match="refuses"):
-        made.render(told(("user", "a<|im_end|>")), RenderOptions())
-
-
-def test_every_stand_in_is_a_symbol_that_the_request_does_not_have(files: ModelFiles) -> None:
-    text = "".join(_SYMBOLS[:-1]) + "<|im_end|>"
-    rendered = render(files, CHATML, told(("user", text)))
-    assert text in rendered.reading.text
-    with pytest.raises(HermesError, match="symbol"):
-        render(files, CHATML, told(("user", "".join(_SYMBOLS) + "<|im_end|>")))
-    escaped = "".join(f"\\u{ord(symbol):04x}" for symbol in _SYMBOLS)
-    with pytest.raises(HermesError, match="symbol"):
-        render(files, CHATML, told(("user", escaped + "<|im_end|>")))
+        made.render(told(("user", "a<b")), RenderOptions())
+    rendered = made.render(told(("user", "a b")), RenderOptions())
+    assert (rendered.reading.live, rendered.findings) == (None, ())
 
 
 def test_a_template_that_writes_ascii_json_keeps_tokens_as_text(files: ModelFiles) -> None:
@@ -142,11 +134,18 @@ def test_a_template_that_writes_ascii_json_keeps_tokens_as_text(files: ModelFile
     assert len(rendered.reading.live) == 1
 
 
-def test_text_that_only_looks_like_a_beginning_gets_the_template_s_plain_render(files: ModelFiles) -> None:
+@pytest.mark.parametrize(
+    "content", ["<", "<|im_end|>", "a<|im_end|>b", "&lt;|im_end|>", "</think>", "<|im_end|>\u2800"]
+)
+def test_a_template_sees_a_text_as_it_came_whatever_is_in_it(files: ModelFiles, content: str) -> None:
     source = (
-        "{% for m in messages %}{{ 'odd' if m.content[0] == '<' else 'even' }}{{ m.content }}{% endfor %}<|im_end|>"
+        "{% for m in messages %}{{ 'has' if '<|im_end|>' in m.content else 'lacks' }}{{ m.content.split('<|')[0] }}"
+        "{{ m.content | tojson | urlencode }}{{ m.content[0] == '<' }}{{ m.content.upper() }}{% endfor %}<|im_end|>"
     )
-    assert render(files, source, told(("user", "<"))).reading.text == "odd<<|im_end|>"
+    environment = ImmutableSandboxedEnvironment()
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    plain = environment.from_string(source).render(messages=[{"role": "user", "content": content}])
+    assert render(files, source, told(("user", content))).reading.text == plain
 
 
 def test_a_role_mark_that_is_not_special_and_built_of_parts_cannot_be_forged(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def refusal(source: str, seconds: float = 0.1) -> HermesError:
             "{% set x = namespace(v='') %}{% for a in range(99999) %}{% for b in range(99999) %}{% set x.v = 'a' %}"
             "{% endfor %}{% endfor %}"
         ),
+        "{{ range(99999) | list | select('in', range(99999) | list | reverse | list) | list }}",
+        "{{ (['x' * 900000] * 99999) | map('upper') | map('length') | sum }}",
+        "{{ ([range(1000) | list] * 99999) | sum(start=[]) }}",
+        "{{ ([range(9999) | list] * 99999) | rejectattr('x', 'in', []) | map('sort') | list | length }}",
     ],
 )
 def test_a_render_without_an_end_is_cut_off(source: str) -> None:
@@ -90,6 +94,31 @@ def test_a_render_without_an_end_is_cut_off(source: str) -> None:
         "{{ 9 ** (9 ** 9) }}",
         "{% set x = namespace(v=9) %}{% for a in range(60) %}{% set x.v = x.v * x.v %}{% endfor %}",
         "{{ strftime_now('%1000000000Y') }}",
+        "{% set x = namespace(v='x' | safe) %}{% for a in range(60) %}{% set x.v = x.v + x.v %}{% endfor %}",
+        "{% set x = namespace(v='x' | safe) %}{% for a in range(60) %}{% set x.v = ('%s%s' | safe) % (x.v, x.v) %}{% endfor %}",
+        "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = ''.join([x.v, x.v] | map('string')) %}{% endfor %}",
+        "{% set x = namespace(v='x') %}{% for a in range(60) %}{% set x.v = [{'a': x.v}, {'a': x.v}] | join(attribute='a') %}{% endfor %}",
+        *(
+            "{% set x = namespace(v=[1], w=[1], t=(1,)) %}{% for a in range(60) %}{% set x.v = [x.v, x.v] %}"
+            "{% set x.w = [x.w, x.w] %}{% set x.t = (x.t, x.t) %}{% endfor %}" + shown
+            for shown in (
+                "{{ x.v }}",
+                "{{ x.v | string }}",
+                "{{ x.v ~ '' }}",
+                "{{ '%s' % [x.v] }}",
+                "{{ '{}'.format(x.v) }}",
+                "{{ x.v | pprint }}",
+                "{{ x.v == x.w }}",
+                "{{ x.v in [x.w] }}",
+                "{{ {x.t: 1} }}",
+                "{{ [x.v] | join }}",
+            )
+        ),
+        "{{ ('%(a)s' * 100000) % {'a': 'x' * 900000} }}",
+        "{{ ('{0}' * 100000).format('x' * 900000) }}",
+        "{{ ('x' * 900000).translate({120: 'y' * 900000}) }}",
+        "{{ ('é' * 900000).encode('punycode') }}",
+        "{{ ('f' * 900000) | int(base=16) }}",
     ],
 )
 def test_a_render_that_grows_without_an_end_is_cut_off(source: str) -> None:
@@ -102,6 +131,37 @@ def test_what_grows_with_the_conversation_is_no_trouble() -> None:
         long, RenderOptions()
     )
     assert len(text) == 4_000_004
+
+
+def test_each_message_brings_its_marks() -> None:
+    many = Conversation((Message(Role.USER, "q"),) * 60_000)
+    marks = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + '\\n\\n' + m.content + '<|eot_id|>' }}{% endfor %}"
+    assert JinjaTemplate(marks, {}).render(many, RenderOptions()).count("<|eot_id|>") == 60_000
+
+
+def test_variables_and_names_are_of_the_conversation_too() -> None:
+    long = "d" * 2_000_000
+    template = JinjaTemplate("{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].name }}", {})
+    named = Conversation((Message(Role.USER, "q", name=long),))
+    text = template.render(named, RenderOptions(kwargs={"documents": [{"text": long}, {"text": long}]}))
+    assert text == long * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ '%s %s %s %s %s %s %s %s' % (m, m, m, m, m, m, m, m) }}", " ".join(["q" * 100] * 8)),
+        ("{{ [m, m] == [m, m] }}{{ {m: 1}[m] }}{{ m in [m] }}{{ 1 < 2 < 3 }}{{ m != m[1:] }}", "True1TrueTrueTrue"),
+        (
+            "{{ [] | map('upper') | list }}{{ none | map('upper') | list }}{{ [1, 2] | sum }}{{ missing | sum }}",
+            "[][]30",
+        ),
+        ("{{ '12' | int + ('z' | int(5)) }}{{ ['b', 'a'] | map('upper') | sort | join('-') }}", "17A-B"),
+        ("{{ (m | safe | string) + '<' }}{{ 'é'.encode('utf-8') | length }}", "q" * 100 + "&lt;2"),
+    ],
+)
+def test_what_is_measured_first_is_as_it_was(source: str, text: str) -> None:
+    assert JinjaTemplate("{% set m = messages[0].content %}" + source, {}).render(TALK, RenderOptions()) == text
 
 
 def test_a_limit_on_one_render_is_none_on_the_next() -> None:

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,56 @@ def test_a_template_for_tools_of_the_model_s_own_serves_chats_with_tools(tmp_pat
     chosen = template_files.choose(None, declared)
     assert chosen.plain is not None
     assert chosen.for_tools is not None
+
+
+def test_templates_read_all_tokens_that_have_a_name(tmp_path: Path) -> None:
+    config = {
+        "bos_token": "<s>",
+        "image_token": "<image>",
+        "audio_token": {"content": "<audio>", "__type": "AddedToken"},
+        "extra_special_tokens": {"think_token": "<think>"},
+        "model_max_length": 5,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    declared = tokenizer_config.load(tmp_path)
+    assert dict(declared.named) == {
+        "bos_token": "<s>",
+        "image_token": "<image>",
+        "audio_token": "<audio>",
+        "think_token": "<think>",
+    }
+    assert {token.content for token in declared.added} == set(declared.named.values())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"bos_token": 5},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": {"1": "a"}},
+        {"added_tokens_decoder": ["a"]},
+        {"extra_special_tokens": 5},
+        {"extra_special_tokens": {"a": 5}},
+        {"chat_template": [{"template": "x"}]},
+        {"chat_template": ["x"]},
+    ],
+)
+def test_a_damaged_configuration_stops_the_start_with_a_sentence(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=r"damaged .*: prepare the model again\.$"):
+        tokenizer_config.load(tmp_path)
+
+
+def test_a_template_of_the_model_s_own_that_is_no_text_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(StartupError, match="damaged"):
+        tokenizer_config.load(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["[]", "5", '{"text_config": "x"}', '{"text_config": [1]}', '{"vocab_size": "x"}'])
+def test_a_config_that_says_nothing_of_limits_is_none(tmp_path: Path, config: str) -> None:
+    style = next(each for each in STYLES if each.name == "zephyr")
+    directory = style.write(tmp_path)
+    (directory / "config.json").write_text(config)
+    files = model_files.load(directory)
+    assert (files.context_length, files.vocab_size) == (None, files.tokenizer.vocabulary.size)

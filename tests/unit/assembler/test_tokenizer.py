@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from assembler import encoders, tokenizer, tokenizer_config
 from assembler.model_files import ModelFiles
@@ -106,6 +107,25 @@ def test_tokens_that_only_the_config_declares_are_found_in_text(tmp_path: Path) 
     assert own.decode_shown(ids) == "hello <plain>"
 
 
+def test_flags_that_the_config_declares_win_over_those_of_tokenizer_json(tmp_path: Path) -> None:
+    write_word_piece(tmp_path)
+    config = {
+        "added_tokens_decoder": {"3": {"content": "hello", "special": True, "lstrip": True, "rstrip": True}},
+        "eos_token": "world",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    definition["added_tokens"] = [{"id": 3, "content": "hello"} | plain, {"id": 4, "content": "world"} | plain]
+    definition["added_tokens"][1]["lstrip"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    own = loaded(tmp_path)
+    for text in ("a  hello  b", "a  world  b"):
+        assert list(own.encode(text)) == reference.encode(text, add_special_tokens=False)
+
+
 def test_the_reference_serves_where_fastokens_cannot_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +179,16 @@ def test_texts_with_bytes_that_are_no_tokens_are_encoded_as_the_reference_does(t
 
 
 @pytest.mark.parametrize(
-    "content", [None, "{", '{"model": {"type": "BPE", "vocab": {}, "merges": 5}, "added_tokens": []}']
+    "content",
+    [
+        None,
+        "{",
+        "{}",
+        "[]",
+        "5",
+        '{"model": 5}',
+        '{"model": {"type": "BPE", "vocab": {}, "merges": 5}, "added_tokens": []}',
+    ],
 )
 def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_a_sentence(tmp_path: Path, content: str | None) -> None:
     if content is not None:

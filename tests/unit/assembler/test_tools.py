@@ -40,6 +40,9 @@ def test_a_tool_keeps_its_keys_their_order_and_what_it_leaves_out() -> None:
         '{"name": "f", "parameters": {"properties": {"a": {"anyOf": [{"properties": {"[INST]": 1}}]}}}}',
         "[" * 100_000,
         '{"name": "f", "parameters": ' + '{"a": ' * 100 + "1" + "}" * 101,
+        '{"name": "f", "x": ' + "[" * 64 + "]" * 64 + "}",
+        '{"name": "f", "x": ' + "[" * 900 + "]" * 900 + "}",
+        '{"name": "f", "x": 1e999}',
     ],
 )
 def test_what_is_no_description_of_a_function_is_refused_with_its_place(text: str) -> None:
@@ -68,3 +71,23 @@ def test_a_call_of_what_is_no_name_is_refused_with_its_message() -> None:
     with pytest.raises(HermesError) as caught:
         tools.read_call(types_pb2.ToolCall(name="<s>", arguments_json="{}"), 7)
     assert (caught.value.reason, caught.value.metadata["message_index"]) == ("BAD_TOOL_CALL", "7")
+
+
+@pytest.mark.parametrize("levels", [63, 64, 500, 990, 5_000])
+def test_json_of_too_many_levels_is_no_object_for_anybody(levels: int) -> None:
+    text = '{"x": ' + "[" * levels + '"<s>"' + "]" * levels + "}"
+    call = tools.read_call(types_pb2.ToolCall(name="f", arguments_json=text), 0)
+    assert call.text == text
+    assert (call.arguments is None) == (levels > 63)
+    if levels > 63:
+        with pytest.raises(ValueError, match="levels"):
+            tools.parse_object(text)
+
+
+def test_many_lists_beside_each_other_are_no_levels() -> None:
+    assert len(tools.parse_object('{"x": [' + "[]," * 1_000 + "{}]}")["x"]) == 1_001
+
+
+def test_a_number_that_is_too_large_leaves_arguments_as_they_were_written() -> None:
+    call = tools.read_call(types_pb2.ToolCall(name="f", arguments_json='{"a": -1e999}'), 0)
+    assert (call.text, call.arguments) == ('{"a": -1e999}', None)
