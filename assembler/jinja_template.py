@@ -9,10 +9,10 @@ from typing import Any, Final
 import jinja2
 import jinja2.meta
 
-from assembler import limits, probes, words
-from assembler.limits import LimitExceededError, Run, limited
+from assembler import probes, render_limits, words
 from assembler.messages import Conversation, Message, Role
 from assembler.probes import Renders
+from assembler.render_limits import LimitExceededError, Run, limited
 from assembler.sandbox import TemplateEnvironment
 from assembler.templates import (
     QUOTED_CHARACTERS,
@@ -127,7 +127,7 @@ class JinjaTemplate:
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
             characters=_OWN_CHARACTERS
             + _MESSAGE_CHARACTERS * sum(1 + len(message.tool_calls) for message in conversation.messages)
-            + _GROWTH * (conversation.characters + limits.measured(options.kwargs, {})),
+            + _GROWTH * (conversation.characters + render_limits.measured(options.kwargs, {})),
             now=datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
         tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]

@@ -9,10 +9,10 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from assembler import limits, traced
+from assembler import render_limits, traced
 from assembler.jinja_code import TracingGenerator
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
-from assembler.limits import check_padding, check_size, check_text, check_time, checked
+from assembler.render_limits import check_padding, check_size, check_text, check_time, checked
 from assembler.traced import Traced, TracedMarkup, own_of
 
 # Filters where the padding's size is an argument.
@@ -68,7 +68,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             if __obj.__name__ == "join" and args:
                 args = (list(args[0]), *args[1:])
-            limits.check_method(owner, __obj.__name__, args, kwargs)
+            render_limits.check_method(owner, __obj.__name__, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -78,13 +78,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         text: str = value.__self__
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            limits.check_pattern(text, "{", [*args, *kwargs.values()])
+            render_limits.check_pattern(text, "{", [*args, *kwargs.values()])
             return traced.filled(text, "{}", args, checked(formats(*args, **kwargs)))
 
         return bounded
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        limits.check_operands(operator, left, right)
+        render_limits.check_operands(operator, left, right)
         return checked(super().call_binop(context, operator, left, right))
 
     def concat(self, pieces: Iterable[str]) -> str:
@@ -95,7 +95,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def added(terms: tuple[Any, ...]) -> Any:
         """`a + b + c`; the commonest thing that templates do, so short texts are not looked at twice."""
         value = traced.added(terms)
-        return value if value.__class__ is Traced and len(value) < limits.SHORT else checked(value)
+        return value if value.__class__ is Traced and len(value) < render_limits.SHORT else checked(value)
 
     def joined(self, values: Iterable[Any]) -> str:
         """`a ~ b ~ c`."""
@@ -118,7 +118,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    most, characters, kept = limits.most_characters(), 0, []
+    most, characters, kept = render_limits.most_characters(), 0, []
     for piece in pieces:
         characters += len(piece)
         if characters > most:
@@ -133,7 +133,7 @@ def _padding(function: Callable[..., Any]) -> Callable[..., Any]:
         check_time()
         check_padding((*args, *kwargs.values()))
         if function.__name__ == "do_format":
-            limits.check_pattern(str(args[0]), "%", [*args[1:], *kwargs.values()])
+            render_limits.check_pattern(str(args[0]), "%", [*args[1:], *kwargs.values()])
         return checked(function(*args, **kwargs))
 
     return bounded
@@ -144,7 +144,7 @@ def _join(function: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
         check_time()
         values = list(value)
-        check_size(limits.measured(values, {}) + len(values) * len(d))
+        check_size(render_limits.measured(values, {}) + len(values) * len(d))
         return function(eval_ctx, values, d if isinstance(d, Traced) else Traced(d), attribute)
 
     return bounded
@@ -154,7 +154,7 @@ def _replace(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(eval_ctx: Any, s: Any, old: Any, new: Any, count: Any = None) -> Any:
         check_time()
-        limits.check_replacement(str(s), old, new)
+        render_limits.check_replacement(str(s), old, new)
         return function(eval_ctx, s, old, new, count)
 
     return bounded
@@ -172,7 +172,7 @@ def _measured(function: Callable[..., str]) -> Callable[..., str]:
 def _short(function: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(function)
     def bounded(value: Any, *args: Any, **kwargs: Any) -> int:
-        limits.check_slow(value)
+        render_limits.check_slow(value)
         return function(value, *args, **kwargs)
 
     return bounded
@@ -207,5 +207,5 @@ def _to_json(
 
 
 def _strftime_now(pattern: str) -> str:
-    limits.check_operands("%", pattern, None)  # the C library knows widths too
-    return limits.now().strftime(pattern)
+    render_limits.check_operands("%", pattern, None)  # the C library knows widths too
+    return render_limits.now().strftime(pattern)
