@@ -23,7 +23,7 @@ _MOST_ELEMENTS: Final = 100_000
 SHORT: Final = 500_000
 _MOST_BITS: Final = 4_096
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}|\*")
-_WIDTH_ARGUMENT: Final = re.compile(r"\{[^{}]*:[^{}]*\{")
+_WIDTH_ARGUMENT: Final = re.compile(r"\{[^{}:]*:[^{}]*\{")
 _QUICK: Final = frozenset({"ascii", "latin-1", "utf-8", "utf8"})
 # What comes of fewer is measured when it is there.
 _FEW_HOLES: Final = 8

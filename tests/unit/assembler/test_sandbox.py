@@ -133,6 +133,12 @@ def test_what_grows_with_the_conversation_is_no_trouble() -> None:
     assert len(text) == 4_000_004
 
 
+def test_a_caller_s_text_as_a_pattern_is_looked_through_once() -> None:
+    told = Conversation((Message(Role.USER, "{" + ":" * 300_000),))
+    with pytest.raises(HermesError, match="ValueError"):
+        JinjaTemplate("{{ messages[0].content.format(1) }}", {}).render(told, RenderOptions())
+
+
 def test_each_message_brings_its_marks() -> None:
     many = Conversation((Message(Role.USER, "q"),) * 60_000)
     marks = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + '\\n\\n' + m.content + '<|eot_id|>' }}{% endfor %}"
