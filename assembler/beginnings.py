@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from assembler import cuts
 from assembler.cache.key import Keys, frame
 from assembler.control import Live, Reading
 from assembler.messages import Conversation, Message, Role
@@ -107,10 +106,9 @@ class Beginnings:
     """Finds the beginnings of prompts, and encodes what comes after them. Its methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer, keys: Keys) -> None:
-        """Tries where texts may be cut; takes a fraction of a second."""
         self._tokenizer = tokenizer
         self._keys = keys
-        found = cuts.tried(tokenizer.added.cuts, tokenizer)
+        found = tokenizer.added.cuts
         if found.problem is not None:
             _log.info("beginnings of prompts are not cached for this tokenizer, because %s", found.problem)
         # Without tokens it matches nowhere.

@@ -197,9 +197,10 @@ async def test_a_variable_that_changes_the_opening_of_the_answer_changes_no_plac
 
 
 async def test_what_is_said_of_a_tokenizer_that_cannot_be_cut_and_whole_prompts_are_still_kept(
-    remembered: Remembering, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    remembered: Remembering, model_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuts, "tried", lambda *_: cuts.Cuts(frozenset(), "a try went wrong"))
+    files = model_files.load(model_directory)
     with caplog.at_level("INFO"):
         cached = remembered.assembler(files)
     assert "beginnings of prompts are not cached for this tokenizer, because a try went wrong" in caplog.text
