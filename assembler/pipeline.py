@@ -60,10 +60,7 @@ _REFUSED: Final = Fitting()
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A prompt to assemble and the limits on it.
-
-    max_tokens: the prompt may have this many; None is no limit.
-    """
+    """A prompt to assemble. max_tokens: it may have this many; None is no limit."""
 
     prompt: assembler_pb2.Prompt
     max_tokens: int | None
@@ -216,8 +213,10 @@ class Assembler:
     async def _key(self, order: Order, *fields: str | None) -> bytes | None:
         if not order.cache.any:
             return None
-        digested = order.prompt.ByteSize() // _DIGESTED_PER_ENCODED
-        return await self._worked(digested, lambda: self._recall.key(order.prompt, order.cache, *fields))
+        data = order.prompt.SerializeToString(deterministic=True)
+        return await self._worked(
+            len(data) // _DIGESTED_PER_ENCODED, lambda: self._recall.key(data, order.cache, *fields)
+        )
 
     async def _looked_up(self, key: bytes | None, order: Order) -> Entry | None:
         with self._metrics.stage("lookup"):

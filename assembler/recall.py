@@ -13,7 +13,6 @@ from assembler.cache.key import Keys
 from assembler.cache.memory import MemoryTier
 from assembler.metrics import AssemblerMetrics
 from assembler.tokenizer import TokenIds
-from hermes.v1 import assembler_pb2
 
 # To look on disk takes about as long as to tokenize so many characters (0.1 ms; 0.3 µs a token): not for fewer.
 _WORTH_A_LOOK: Final = 1024
@@ -59,15 +58,16 @@ class Recall:
         memory = MemoryTier(max_bytes=0, max_age=0, on_evict=metrics.forgotten)
         return cls(AssemblyCache(memory), metrics, server_facts=(), text_facts=())
 
-    def key(self, prompt: assembler_pb2.Prompt, use: CacheUse, *fields: str | None) -> bytes | None:
-        """The key of a whole prompt. fields: what else can change it; None where that cannot be told.
+    def key(self, prompt: bytes, use: CacheUse, *fields: str | None) -> bytes | None:
+        """The key of a whole prompt, as the caller's message has it; None for one that cannot be kept.
 
-        None for a prompt that is not to be kept, or cannot be.
+        fields: what else can change it; None where that cannot be told.
         """
-        if not use.any or None in fields:
+        if None in fields:
             return None
-        data = prompt.SerializeToString(deterministic=True)
-        return self._keys.key(use.namespace.encode(), data, *(field.encode() for field in fields if field is not None))
+        return self._keys.key(
+            use.namespace.encode(), prompt, *(field.encode() for field in fields if field is not None)
+        )
 
     async def prompt(self, key: bytes | None, use: CacheUse) -> Entry | None:
         """The prompt under a key, where the request may have it."""
