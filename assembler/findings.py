@@ -1,5 +1,6 @@
 """What looked wrong about a prompt but did not stop it, as the caller is told."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -21,18 +22,23 @@ class Finding(NamedTuple):
     message_index: int | None = None
 
 
-def as_warnings(findings: Iterable[Finding]) -> list[assembler_pb2.Warning]:
-    """The findings as the contract has them; of each code the first few, and how many more there are."""
-    seen: dict[str, int] = {}
-    warnings = []
+def summed_up(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Of each code the first few findings, and how many more there are."""
+    seen: Counter[str] = Counter()
+    kept = []
     for finding in findings:
-        seen[finding.code] = seen.get(finding.code, 0) + 1
+        seen[finding.code] += 1
         if seen[finding.code] <= _MOST_OF_A_KIND:
-            warnings.append(
-                assembler_pb2.Warning(code=finding.code, message=finding.message, message_index=finding.message_index)
-            )
+            kept.append(finding)
     for code, count in seen.items():
         if count > _MOST_OF_A_KIND:
-            more = f"There are {count - _MOST_OF_A_KIND} more findings of this kind."
-            warnings.append(assembler_pb2.Warning(code=code, message=more))
-    return warnings
+            kept.append(Finding(code, f"There are {count - _MOST_OF_A_KIND} more findings of this kind."))
+    return tuple(kept)
+
+
+def as_warnings(findings: Iterable[Finding]) -> list[assembler_pb2.Warning]:
+    """The findings as the contract has them."""
+    return [
+        assembler_pb2.Warning(code=each.code, message=each.message, message_index=each.message_index)
+        for each in findings
+    ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
-from assembler import limits, messages, templates, truncation
+from assembler import findings, limits, messages, templates, truncation
 from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
 from assembler.drafts import Asked, Draft, Drafts, Sheet
@@ -172,7 +172,7 @@ class Assembler:
         whole = await self._tokenized(order, drafts, sheet)
         fitted = await self._fitted(order, drafts, whole)
         draft = fitted.prompt
-        entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, sheet.rendered.findings)
+        entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, findings.summed_up(sheet.rendered.findings))
         limits.check_length(draft.tokens, order.max_tokens)
         self._recall.keep_prompt(key, entry, order.cache)
         self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)

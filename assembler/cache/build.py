@@ -19,8 +19,9 @@ def build(settings: AssemblerSettings, metrics: AssemblerMetrics, processes: Pat
     """processes: a directory that this process's siblings share with it; None where it has none."""
     age = settings.cache_age_seconds
     memory = MemoryTier(int(settings.cache_memory_bytes) if settings.cache else 0, age, metrics.forgotten)
+    notices = [] if processes is None else [Notices(processes / _NOTICES)]
     if not settings.cache or not settings.cache_disk_bytes:
-        return AssemblyCache(memory, None, None if processes is None else Notices(processes / _NOTICES))
+        return AssemblyCache(memory, None, notices)
     directory = (settings.cache_directory or cache_directory() / _NAME).expanduser()
     disk = DiskTier(DiskLimits(directory, int(settings.cache_disk_bytes), age), metrics)
-    return AssemblyCache(memory, disk, Notices(directory / _NOTICES))
+    return AssemblyCache(memory, disk, [*notices, Notices(directory / _NOTICES)])

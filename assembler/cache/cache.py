@@ -43,22 +43,22 @@ class Hit(NamedTuple):
 class AssemblyCache:
     """Entries by key, in two tiers. Never keeps the event loop waiting.
 
-    disk: None where only the memory is used. notices: where flushes of other processes are told; None where there can
-    be none.
+    disk: None where only the memory is used. notices: where flushes of other processes are told; each of them is told
+    in all places, because one may be out of order.
     """
 
-    def __init__(self, memory: MemoryTier, disk: DiskTier | None = None, notices: Notices | None = None) -> None:
+    def __init__(self, memory: MemoryTier, disk: DiskTier | None = None, notices: Iterable[Notices] = ()) -> None:
         self._memory = memory
         self._disk = disk
-        self._notices = notices
+        self._notices = tuple(notices)
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, seconds: float) -> None:
         """Waits until the disk is open, for so long at most, and begins to listen for flushes."""
         if self._disk is not None:
             await asyncio.to_thread(self._disk.wait_until_open, seconds)
-        if self._notices is not None:
-            self._watching = asyncio.create_task(self._watch(self._notices), name="flush notices")
+        if self._notices:
+            self._watching = asyncio.create_task(self._watch(), name="flush notices")
 
     async def close(self) -> None:
         """Writes what waits to be written, for some seconds at most."""
@@ -103,28 +103,59 @@ class AssemblyCache:
         tag = None if namespace is None else tag_of(namespace)
         removed = self._memory.flush(tag)
         try:
+            if self._disk is not None:
+                removed = await self._flush_disk(self._disk, tag)
+        finally:  # the others' memories can be flushed, whatever the disk is at
+            told = await asyncio.to_thread(self._post, tag)
+            await asyncio.sleep(_TIME_TO_LOOK)
+        if self._notices and not told:
+            raise _unavailable("the other processes cannot be told")
+        return removed
+
+    async def _flush_disk(self, disk: DiskTier, tag: str | None) -> int:
+        try:
             async with asyncio.timeout(_FLUSH_SECONDS):
-                if self._disk is not None:
-                    removed = await self._disk.flush(tag)
-                if self._notices is not None:
-                    await asyncio.to_thread(self._notices.post, tag)
-                    await asyncio.sleep(_TIME_TO_LOOK)
+                return await disk.flush(tag)
         except TimeoutError as error:
             raise _unavailable("it is slow") from error
         except queue.Full as error:
             raise _unavailable("too much waits to be written") from error
         except (StoreError, OSError) as error:
             raise _unavailable(str(error)) from error
-        return removed
 
-    async def _watch(self, notices: Notices) -> None:
+    def _post(self, tag: str | None) -> int:
+        """Tells the other processes, and returns in how many places that was possible."""
+        told = 0
+        for notices in self._notices:
+            try:
+                notices.post(tag)
+            except OSError as error:
+                _log.warning("a flush of the assembly cache cannot be told in %s: %s", notices, error)
+            else:
+                told += 1
+        return told
+
+    def _news(self) -> set[str | None]:
+        """What other processes flushed since the last look: tags, None for everything."""
+        news: set[str | None] = set()
+        for notices in self._notices:
+            with contextlib.suppress(OSError):  # the one who flushed was told of such trouble
+                news.update(notices.news())
+        return news
+
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(OSError, StoreError, queue.Full):  # the one who flushed was told of such trouble
-                for tag in await asyncio.to_thread(notices.news):
+            try:
+                for tag in await asyncio.to_thread(self._news):
                     self._memory.flush(tag)
                     if self._disk is not None:  # what this process wrote while the other one flushed
                         await self._disk.flush(tag)
+            except (StoreError, queue.Full):  # the one who flushed was told of such trouble, too
+                continue
+            except Exception:  # or this process would never hear of a flush again
+                _log.exception("flushes of other processes cannot be heard of; everything in memory is dropped")
+                self._memory.flush(None)
 
     @property
     def in_memory(self) -> Sizes:

@@ -166,6 +166,7 @@ class DiskTier:
         return 1
 
     def _flush(self, tag: str | None) -> int:
+        self._rest_until = 0.0  # somebody waits for it, and is told of trouble
         store = self._usable()
         if store is None:
             raise StoreError("it cannot be opened")

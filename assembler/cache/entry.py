@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,8 @@ _HEAD: Final = struct.Struct("<4s32sdIII")
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 # An entry in memory besides its ids and texts: its object, its key, its place in the table (measured, rounded up).
 _OVERHEAD_BYTES: Final = 512
+# A finding besides its message: its tuple, its index, its place in the list.
+_FINDING_BYTES: Final = 120
 
 
 class DamagedError(ValueError):
@@ -38,7 +41,7 @@ class Entry:
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, nearly."""
-        texts = sum(len(each.message) for each in self.findings)
+        texts = sum(_FINDING_BYTES + sys.getsizeof(each.message) for each in self.findings)
         return _OVERHEAD_BYTES + packed.ID_BYTES * len(self.ids) + texts
 
 

@@ -1,6 +1,7 @@
 """A file in which processes that share a cache tell each other what was flushed."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -8,6 +9,7 @@ from typing import Final, NamedTuple
 _ALL: Final = "all"
 # A longer file makes way for a new one, which those who look again take for a flush of everything.
 _MOST_BYTES: Final = 2**20
+_TAG: Final = re.compile(rb"[0-9a-f]{64}")
 
 
 class _Seen(NamedTuple):
@@ -28,6 +30,9 @@ class Notices:
         except OSError:
             self._seen = _Seen(0, 0)
 
+    def __str__(self) -> str:
+        return str(self._file)
+
     def post(self, tag: str | None) -> None:
         """Tells the others that a namespace was flushed, or everything."""
         line = f"{_ALL if tag is None else tag}\n"
@@ -47,12 +52,13 @@ class Notices:
         if seen.inode not in (0, now.inode) or now.bytes < seen.bytes:
             self._seen = now
             return [None]
-        with self._file.open() as file:
+        with self._file.open("rb") as file:
             file.seek(seen.bytes)
             text = file.read()
-        whole = text[: text.rfind("\n") + 1]
+        whole = text[: text.rfind(b"\n") + 1]
         self._seen = _Seen(now.inode, seen.bytes + len(whole))
-        return [None if line == _ALL else line for line in whole.splitlines()]
+        # A line that is no tag may have been one before it was damaged.
+        return [line.decode() if _TAG.fullmatch(line) else None for line in whole.splitlines()]
 
     def _look(self) -> _Seen:
         try:

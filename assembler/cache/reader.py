@@ -4,6 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -13,6 +14,8 @@ _log: Final = logging.getLogger(__name__)
 
 # A look-up takes 0.1 ms; one that takes longer than making the prompt anew is of no use.
 _PATIENCE_SECONDS: Final = 0.1
+# For a look-up that waits behind others, all of which are quick.
+_QUEUE_SECONDS: Final = 1.0
 
 
 class _Question(NamedTuple):
@@ -29,6 +32,7 @@ class Reader(Generic[T]):
         self._at_end = at_end
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._late: asyncio.Future[T | None] | None = None
+        self._began: float | None = None  # the look-up that the thread is at; written by the thread
         # A daemon, because a disk that hangs would keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="cache reader", daemon=True)
         self._thread.start()
@@ -39,25 +43,33 @@ class Reader(Generic[T]):
             return None
         answer: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         self._questions.put(_Question(keys, answer))
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                return await asyncio.shield(answer)
-        except TimeoutError:
-            self._late = answer
-            raise
+        give_up = time.monotonic() + _QUEUE_SECONDS
+        while not answer.done() and time.monotonic() < give_up:
+            await asyncio.wait([answer], timeout=_PATIENCE_SECONDS)
+            if self._is_slow():
+                self._late = answer
+                raise TimeoutError
+        return answer.result() if answer.done() else None
 
     def close(self, seconds: float) -> None:
         """Ends the thread; blocks for so long at most."""
         self._questions.put(None)
         self._thread.join(seconds)
 
+    def _is_slow(self) -> bool:
+        """Whether the thread is at one look-up for too long. How busy the event loop was does not matter."""
+        began = self._began
+        return began is not None and time.monotonic() - began > _PATIENCE_SECONDS
+
     def _work(self) -> None:
         while (question := self._questions.get()) is not None:
+            self._began = time.monotonic()
             try:
                 found = self._look_up(question.keys)
             except Exception:  # whatever it was, those who ask later want answers too
                 _log.exception("a look-up in the assembly cache failed")
                 found = None
+            self._began = None
             loop = question.answer.get_loop()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_give, question.answer, found)

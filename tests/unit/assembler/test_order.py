@@ -1,7 +1,7 @@
 import pytest
 
 from assembler import order
-from assembler.findings import as_warnings
+from assembler.findings import as_warnings, summed_up
 from assembler.messages import Conversation, Message, Role
 from assembler.order import OrderPolicy
 from assembler.tools import ToolCall
@@ -88,7 +88,7 @@ def test_under_strict_the_first_finding_is_an_error() -> None:
 
 
 def test_of_ten_thousand_findings_the_first_few_are_told_and_how_many_more_there_are() -> None:
-    warnings = as_warnings(order.findings(told(*["u"] * 10_000)))
+    warnings = as_warnings(summed_up(order.findings(told(*["u"] * 10_000))))
     assert [warning.message_index for warning in warnings[:3]] == [1, 2, 3]
     assert len(warnings) == 9
     assert not warnings[-1].HasField("message_index")

@@ -19,7 +19,8 @@ from assembler.cache import disk, reader
 from assembler.cache.cache import AssemblyCache
 from assembler.cache.disk import DiskLimits, DiskTier, Found
 from assembler.cache.memory import MemoryTier
-from assembler.cache.store import Store
+from assembler.cache.notices import Notices
+from assembler.cache.store import Store, StoreError
 from shared.errors import HermesError
 from tests.unit.assembler.cache.conftest import Counts, entry, key
 
@@ -300,6 +301,108 @@ async def test_a_flush_that_the_disk_does_not_do_is_told(tmp_path: Path, counts:
             await cache.flush(None)
     assert caught.value.reason == "CACHE_UNAVAILABLE"
     assert len(memory) == 0
+
+
+async def test_a_flush_that_the_disk_does_not_do_reaches_the_memories_of_the_others(
+    tmp_path: Path, counts: Counts
+) -> None:
+    (tmp_path / "file").touch()
+    memories = [MemoryTier(10**6, 3600.0, lambda _: None) for _ in range(2)]
+    places = [tmp_path / "flushed", tmp_path / "file" / "cache" / "flushed"]
+    async with opened(tmp_path / "file" / "cache", counts) as tier:
+        one, two = (AssemblyCache(memory, tier, [Notices(place) for place in places]) for memory in memories)
+        await two.start(SECONDS)
+        two.keep(key(1), entry(), "")
+        with pytest.raises(HermesError):
+            await one.flush(None)
+
+        async def flushed() -> bool:
+            return not len(memories[1])
+
+        await until(flushed)
+        await two.close()
+
+
+async def test_what_is_wrong_with_the_notices_of_flushes_ends_none_that_come_later(
+    tmp_path: Path, counts: Counts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, notices = MemoryTier(10**6, 3600.0, lambda _: None), Notices(tmp_path / "flushed")
+    cache = AssemblyCache(memory, None, [notices])
+
+    def fail() -> None:
+        raise RuntimeError("unforeseen")
+
+    async def empty() -> bool:
+        return not len(memory)
+
+    await cache.start(SECONDS)
+    with monkeypatch.context() as broken:
+        broken.setattr(notices, "news", fail)
+        cache.keep(key(1), entry(), "")
+        await until(empty)
+    assert "unforeseen" in caplog.text
+    cache.keep(key(1), entry(), "")
+    Notices(tmp_path / "flushed").post(None)
+    await until(empty)
+    await cache.close()
+
+
+async def test_a_flush_does_not_wait_for_the_rest_after_trouble(
+    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_PAUSE_SECONDS", 1000.0)
+    async with opened(tmp_path, counts) as tier:
+        tier.put(key(1), entry(), "a")
+        await written(tier)
+        with monkeypatch.context() as broken:
+            broken.setattr(Store, "put", lambda *_: (_ for _ in ()).throw(StoreError("locked")))
+            tier.put(key(2), entry(), "a")
+            await written(tier)
+        assert await tier.flush(None) == 1
+
+
+async def test_a_count_of_bytes_that_is_damaged_empties_the_cache_once_and_not_for_ever(
+    tmp_path: Path, counts: Counts
+) -> None:
+    async with opened(tmp_path, counts) as tier:
+        tier.put(key(1), entry(), "a")
+        await written(tier)
+        with sqlite3.connect(database(tmp_path)) as connection:
+            connection.execute("UPDATE Settings SET value = 1000000000000000 WHERE key = 'size'")
+        connection.close()
+        await works_again(tier)
+        await until(lambda: _settled(tier))
+    assert counts["troubles"] >= 1
+
+
+async def _settled(tier: DiskTier) -> bool:
+    """Whether entries stay over a look at the size."""
+    await works_again(tier)
+    before = tier.sizes.entries
+    await asyncio.wrap_future(tier._writer.do(lambda: tier._tick() or 0))
+    return 0 < before <= tier.sizes.entries < 10**6 and tier.sizes.bytes < 64 * MIB
+
+
+async def test_a_busy_event_loop_and_a_queue_of_look_ups_are_no_trouble_of_the_disk(
+    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(reader, "_QUEUE_SECONDS", SECONDS)
+    look_up = Store.get
+
+    def slower(store: Store, wanted: bytes) -> bytes | None:
+        time.sleep(0.005)
+        return look_up(store, wanted)
+
+    monkeypatch.setattr(Store, "get", slower)
+    async with opened(tmp_path, counts) as tier:
+        tier.put(key(1), entry(), "a")
+        await written(tier)
+        asked = [asyncio.create_task(tier.get([key(1)])) for _ in range(40)]
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251 - what a busy event loop is
+        assert all(found is not None for found in await asyncio.gather(*asked))
+    assert not counts
 
 
 async def test_a_flush_comes_after_what_was_put_before_it(tmp_path: Path, counts: Counts) -> None:

@@ -1,4 +1,5 @@
 import hashlib
+import sys
 from array import array
 
 import pytest
@@ -56,3 +57,12 @@ def test_findings_that_are_none_are_damage_whatever_their_checksum_says(findings
 def test_a_value_under_another_key_is_damage() -> None:
     with pytest.raises(DamagedError, match="another key"):
         decoded(bytes(32), encoded(KEY, ENTRY))
+
+
+def test_the_size_counts_what_findings_take() -> None:
+    findings = tuple(Finding("ROLE_ORDER", f"Message {index} is out of order: \u00e9.", index) for index in range(1000))
+    took = sum(
+        sys.getsizeof(each) + sys.getsizeof(each.message) + sys.getsizeof(each.message_index) for each in findings
+    )
+    told = Entry(array("I"), 1.0, 0, findings).size - Entry(array("I"), 1.0).size
+    assert 0.9 * took <= told <= 1.2 * took
