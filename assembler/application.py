@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from assembler import pipeline
+from assembler.answer_format import AnswerFormats
 from assembler.order import OrderPolicy
 from assembler.pipeline import Assembler, Policies
 from assembler.service import AssemblerAdminService, AssemblerService
@@ -55,6 +56,8 @@ class AssemblerApplication:
             "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
         )
         self._assembler = await asyncio.to_thread(Assembler, files, _policies(self._settings))
+        formats = await asyncio.to_thread(AnswerFormats, files, self._settings.tool_calls, self._settings.reasoning)
+        _log.info("in answers, %s", formats)
         gc.collect()
         gc.freeze()  # what is loaded stays; looking through it again and again would stall everything
         await health.set(SERVICE, True)
@@ -69,7 +72,7 @@ class AssemblerApplication:
             max_message_bytes=int(self._settings.max_message_bytes),
             on_change=tell_health,
         )
-        service = AssemblerService(self._assembler, self._upstream, model_name=name, fingerprint=fingerprint)
+        service = AssemblerService(self._assembler, self._upstream, formats, model_name=name, fingerprint=fingerprint)
         assembler_pb2_grpc.add_AssemblerServicer_to_server(service, server)
         assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(), server)
         self._upstream.start()

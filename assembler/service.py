@@ -10,6 +10,7 @@ import grpc
 from google.protobuf import duration_pb2
 
 from assembler.answer import Answer, joined
+from assembler.answer_format import AnswerFormats
 from assembler.detokenizer import StopRule
 from assembler.findings import as_warnings
 from assembler.pipeline import Assembled, Assembler, Order
@@ -28,10 +29,13 @@ _QUOTED_CHARACTERS: Final = 100
 class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
     """Answers hermes.v1.Assembler."""
 
-    def __init__(self, assembler: Assembler, upstream: Upstream, *, model_name: str, fingerprint: str) -> None:
+    def __init__(
+        self, assembler: Assembler, upstream: Upstream, formats: AnswerFormats, *, model_name: str, fingerprint: str
+    ) -> None:
         """model_name: what callers call the model. fingerprint: the tokenizer's digest."""
         self._assembler = assembler
         self._upstream = upstream
+        self._formats = formats
         self._model_name = model_name
         self._fingerprint = fingerprint
 
@@ -61,7 +65,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
             seconds=context.time_remaining(),
         )
         head = assembler_pb2.AnswerStarted(request_id=request_id, model=self._model_name, info=self._info(assembled))
-        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head)
+        form = self._formats.of(request.prompt, assembled.ids)
+        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head, form)
         async with self._upstream.generate(job) as run, aclosing(joined(answer.events(run))) as events:
             async for event in events:
                 yield event

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assembler import tokenizer
-from assembler.detokenizer import SampleText, StopMatcher, StopRule, detokenizer
+from assembler.detokenizer import StopMatcher, StopRule, detokenizer
 from assembler.pipeline import ModelFiles
+from assembler.sample import Sample
 from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.vocabulary import Joining
 
@@ -156,7 +157,7 @@ def test_no_more_is_held_back_than_can_become_a_stop_string() -> None:
 
 def pushed(files: ModelFiles, text: str, rule: StopRule) -> tuple[Any, TokenIds]:
     ids = files.tokenizer.encode(text)
-    return SampleText(files.tokenizer, files.tokenizer.encode("q"), rule).push(ids), ids
+    return Sample(files.tokenizer, files.tokenizer.encode("q"), rule).push(ids), ids
 
 
 def test_ids_go_up_to_and_with_the_token_that_completed_the_stop_string(files: ModelFiles) -> None:
@@ -175,6 +176,6 @@ def test_a_stop_string_counts_only_from_min_tokens_on(files: ModelFiles) -> None
 
 
 def test_what_is_held_back_comes_out_at_the_end(files: ModelFiles) -> None:
-    sample = SampleText(files.tokenizer, files.tokenizer.encode("q"), StopRule(stops=("word!",)))
+    sample = Sample(files.tokenizer, files.tokenizer.encode("q"), StopRule(stops=("word!",)))
     piece = sample.push(files.tokenizer.encode("a word"))
-    assert (piece.text, piece.stop, sample.finish()) == ("a ", None, "word")
+    assert (piece.text, piece.stop, sample.finish().text) == ("a ", None, "word")
