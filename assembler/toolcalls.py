@@ -16,8 +16,9 @@ T = TypeVar("T")
 Parse: TypeAlias = Generator[None, None, T]
 
 # What JSON has between its strings and brackets, and within a string before anything that matters.
-_BETWEEN: Final = re.compile(r"[-+.,:\s0-9A-Za-z]*")
+_BETWEEN: Final = re.compile(r"[-+.,:\s0-9Etrufalsen]*")
 _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
+_ESCAPED: Final = tuple('"\\/bfnrtu')
 _CLOSERS: Final = {"{": "}", "[": "]"}
 
 # Mistral's templates take ids of nine letters and digits alone, and other templates take any.
@@ -94,20 +95,22 @@ class CallText:
 
     def json(self) -> Parse[str]:
         """Takes a JSON object or array, as far as its brackets tell. Raises BrokenCallError for what can be none."""
-        begin, open_brackets = self.at, list[str]()
+        begin, brackets = self.at, list[int]()  # where those that are open stand
         while True:
             letter = yield from self.letter()
             if letter in _CLOSERS:
-                open_brackets.append(_CLOSERS[letter])
-            elif open_brackets and letter == open_brackets[-1]:
-                open_brackets.pop()
-            elif open_brackets and letter == '"':
+                brackets.append(self.at)
+            elif brackets and letter == _CLOSERS[self.text[brackets[-1]]]:
+                brackets.pop()
+            elif brackets and letter == '"':
                 yield from self._string()
                 continue
             else:
+                if brackets:  # the last one may begin a mark
+                    self.at = brackets[-1]
                 raise BrokenCallError
             self.at += 1
-            if not open_brackets:
+            if not brackets:
                 return self._marks.restored(self.text[begin : self.at])
             yield from self._pass(_BETWEEN)
 
@@ -119,7 +122,7 @@ class CallText:
             letter = yield from self.letter()
             if letter == "\\":
                 self.at += 1
-                if not (yield from self.letter()):
+                if (yield from self.letter()) not in _ESCAPED:
                     raise BrokenCallError
             elif letter != '"':
                 raise BrokenCallError
