@@ -35,6 +35,8 @@ class Running:
     process: asyncio.subprocess.Process
     address: str
     channel: grpc.aio.Channel
+    early: list[str]
+    """What it logged until it was ready."""
     lines: list[str]
     """What it logs after its start; complete when it has ended."""
 
@@ -98,13 +100,15 @@ async def process(model: Path, executor: str, *settings: str) -> AsyncIterator[R
     )  # fmt: skip
     assert child.stderr is not None
     try:
+        early: list[str] = []
         while (ready := re.search(rb"assembler ready on ([\d.:]+)", line := await child.stderr.readline())) is None:
             assert line, "the assembler ended before it was ready"
+            early.append(line.decode())
         lines: list[str] = []
         drained = asyncio.create_task(drain(child.stderr, lines))
         address = ready[1].decode()
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Running(child, address, channel, lines)
+            yield Running(child, address, channel, early, lines)
         if child.returncode is None:
             child.terminate()
         await child.wait()
@@ -217,6 +221,34 @@ async def test_a_stop_string_ends_its_sample_on_the_executor_and_leaves_the_othe
     assert [end.finish_reason for end in ends] == [types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH]
     assert [end.stop for end in ends] == ["STOP", ""]
     assert ends[1].usage.completion_tokens == sum(counts)
+
+
+async def test_calls_and_reasoning_are_told_apart_from_the_text(
+    model_directory: Path, executor: FakeExecutor, tokens: Tokenizer, tmp_path: Path
+) -> None:
+    """With a template that marks both; this model's own has neither."""
+    template = tmp_path / "thinking.jinja"
+    template.write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if '</think>' in message.content %}{{ message.content.split('</think>')[1] }}"
+        "{% else %}{{ message.content }}{% endif %}{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
+        "{% endfor %}<|im_end|>\n{% endfor %}{{ tools or '' }}<|im_start|>assistant\n<think>\n"
+    )
+    call = '<tool_call>\n{"name": "find", "arguments": {"q": "é 😀"}}\n</tool_call>'
+    ids = [*tokens.encode(f"Hm.\n</think>\n\nI look.\n{call}").ids, 2]
+    executor.script = saying(ids, stop_token_id=2)
+    tool = types_pb2.Tool(function_json='{"name": "find"}')
+    async with process(model_directory, executor.address, "--template", str(template)) as running:
+        await running.becomes(serving=True)
+        *deltas, last = (await running.generate(prompt=chat(("user", "hi"), tools=[tool])))[1:]
+        *plain, _ = (await running.generate())[1:]
+    assert "".join(event.delta.reasoning for event in deltas) == "Hm."
+    assert "".join(event.delta.text for event in deltas) == "I look."
+    assert [token for event in deltas for token in event.delta.token_ids] == ids
+    assert last.finished.finish_reason == types_pb2.FINISH_REASON_TOOL_CALLS
+    assert (last.finished.tool_calls[0].name, last.finished.tool_calls[0].arguments_json) == ("find", '{"q": "é 😀"}')
+    assert "".join(event.delta.text for event in plain) == f"I look.\n{call}"
+    assert any("tool calls are read as hermes writes them" in line for line in running.early)
 
 
 BAD_REQUESTS = [
