@@ -38,7 +38,7 @@ class AnswerFormat:
     """What is recognised in the answers to one prompt.
 
     opened: the reasoning that the prompt ends with, None where it does not end in any.
-    tools: names of those that the prompt offers.
+    tools: names of those that the prompt offers, where the format asks for them.
     """
 
     marks: Marks = NO_MARKS
@@ -114,7 +114,8 @@ class AnswerFormats:
         known = self._with_tools if chat.tools else self._plain
         form = AnswerFormat(known.marks, known.reasoning)
         if chat.tools and known.calls is not None:
-            names = frozenset(tool.function["name"] for tool in read_tools(chat.tools))
+            offered = read_tools(chat.tools) if known.calls.bare else ()
+            names = frozenset(tool.function["name"] for tool in offered)
             form = replace(form, calls=known.calls, tools=names)
         if chat.continue_final_message:
             return _continued(form, chat.messages[-1])

@@ -230,8 +230,8 @@ async def test_calls_and_reasoning_are_told_apart_from_the_text(
     template = tmp_path / "thinking.jinja"
     template.write_text(
         "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-        "{% if '</think>' in message.content %}{{ message.content.split('</think>')[1] }}"
-        "{% else %}{{ message.content }}{% endif %}{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
+        "{% set text = message.content %}{% if '</think>' in text %}{% set text = text.split('</think>')[1] %}{% endif %}"
+        "{{ text }}{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
         "{% endfor %}<|im_end|>\n{% endfor %}{{ tools or '' }}<|im_start|>assistant\n<think>\n"
     )
     call = '<tool_call>\n{"name": "find", "arguments": {"q": "é 😀"}}\n</tool_call>'

@@ -1,8 +1,13 @@
 """One sample from tokens to text, reasoning and calls, with the marks that real tokenizers have as tokens."""
 
+import json
+import string
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +17,9 @@ from assembler.detokenizer import StopRule
 from assembler.pipeline import ModelFiles
 from assembler.sample import Sample
 from hermes.v1 import assembler_pb2, types_pb2
-from tests.unit.assembler.model_styles import STYLES
+from tests.unit.assembler.model_styles import CHATML_TOKENS, STYLES
+from tests.unit.assembler.served import Served, as_chat, serve
+from tests.unit.assembler.test_model_styles import NAMES, TEXTS, VALUES
 
 PLAIN = StopRule()
 NAMED = {style.name: style for style in STYLES}
@@ -145,6 +152,71 @@ def test_a_stop_token_that_is_a_mark_is_no_mark(qwen: ModelFiles) -> None:
     ids = written(qwen, CALL)
     told = Told(qwen, ids, StopRule(hidden=frozenset([mark])))
     assert (told.text, told.calls) == ("", [("f", ARGUMENTS)])
+
+
+def test_reasoning_between_special_tokens_is_seen(tmp_path: Path) -> None:
+    style = replace(NAMED["qwen3"], special=(*CHATML_TOKENS, "<think>", "</think>"), plain=())
+    files = pipeline.load(style.write(tmp_path))
+    told = Told(files, written(files, "<think>\nHm.\n</think>\n\nParis </think>."))
+    assert (told.reasoning, told.text) == ("Hm.", "Paris .")
+    told = Told(files, spelled(files, "<think>Hm.</think>"))
+    assert (told.reasoning, told.text) == ("", "<think>Hm.</think>")
+
+
+def test_special_marks_are_seen_where_only_whole_texts_can_be_decoded(tmp_path: Path) -> None:
+    NAMED["mistral"].write(tmp_path)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({each: at for at, each in enumerate("▁" + string.printable)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.add_special_tokens(list(NAMED["mistral"].special))
+    made.save(str(tmp_path / "tokenizer.json"))
+    files = pipeline.load(tmp_path)
+    answer = 'So [TOOL_CALLS] [{"name": "f", "arguments": {"a": "b c"}}]'
+    told = Told(files, written(files, answer))
+    assert (told.text.strip(), told.calls) == ("So", [("f", '{"a": "b c"}')])
+    assert Told(files, written(files, answer[:-1])).text.replace(" ", "") == answer[:-1].replace(" ", "")
+
+
+@pytest.fixture(scope="module", params=["hermes", "qwen3", "llama3_1", "mistral"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve(NAMED[request.param], NAMED[request.param].write(tmp_path_factory.mktemp(request.param)))
+
+
+@st.composite
+def turns(draw: st.DrawFn, one_call: bool, reasons: bool) -> dict[str, Any]:
+    """An assistant's turn with calls, as transformers takes it."""
+    arguments = st.dictionaries(NAMES, VALUES, max_size=3)
+    calls = [
+        {"type": "function", "id": f"call0000{place}", "function": {"name": draw(NAMES), "arguments": draw(arguments)}}
+        for place in range(1 if one_call else draw(st.integers(1, 3)))
+    ]
+    turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
+    if reasons:
+        turn |= {"content": draw(TEXTS), "reasoning": draw(TEXTS)}
+    return turn
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), step=st.integers(1, 50))
+def test_what_a_template_writes_for_a_turn_is_read_back(served: Served, data: st.DataObject, step: int) -> None:
+    turn = data.draw(turns(served.style.one_call, served.style.reasoning))
+    called = [call["function"] for call in turn["tool_calls"]]
+    asked = {"role": "user", "content": "q"}
+    tools = [{"name": call["name"], "parameters": {"type": "object", "properties": {}}} for call in called]
+    _, prompt = served.ids_and_text(as_chat({"messages": [asked], "tools": tools}))
+    chat = as_chat({"messages": [asked, turn], "tools": tools}, add_generation_prompt=False)
+    _, whole = served.ids_and_text(chat)
+    assert whole.startswith(prompt)
+    files = served.files
+    form = AnswerFormats(files).of(assembler_pb2.Prompt(chat=chat), files.tokenizer.encode(prompt))
+    sample = Sample(files.tokenizer, files.tokenizer.encode(prompt), PLAIN, form)
+    ids = files.tokenizer.encode(whole[len(prompt) :])
+    pieces = [*(sample.push(ids[at : at + step]) for at in range(0, len(ids), step)), sample.finish()]
+    assert [(each.name, json.loads(each.text)) for each in sample.calls] == [
+        (each["name"], each["arguments"]) for each in called
+    ]
+    assert "".join(piece.text for piece in pieces).strip() == turn["content"].strip()
+    assert "".join(piece.reasoning for piece in pieces) == turn.get("reasoning", "").strip("\n")
 
 
 PIECES = [
