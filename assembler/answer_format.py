@@ -1,6 +1,6 @@
 """How the answers to a prompt are read: what of them is reasoning, a tool call, or text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
@@ -60,15 +60,18 @@ class AnswerReader:
         self._splitter = form.reasoning and ReasoningSplitter(form.reasoning, marks, form.opened)
         self._filter = form.calls and ToolCallFilter(form.calls, form.tools, marks)
 
-    def feed(self, piece: str, *, last: bool = False) -> Iterable[Part]:
+    def feed(self, piece: str, *, last: bool = False) -> Sequence[Part]:
         """Takes the next piece and gives its parts in order. last: no more comes; nothing is held back."""
-        thought, rest = self._splitter.feed(piece, last=last) if self._splitter else ("", piece)
-        if thought := self._marks.shown(thought):
-            yield Reasoning(thought)
+        parts: list[Part] = []
+        if self._splitter:
+            thought, piece = self._splitter.feed(piece, last=last)
+            if thought := self._marks.shown(thought):
+                parts.append(Reasoning(thought))
         if self._filter:
-            yield from self._filter.feed(rest, last=last)
-        elif text := self._marks.shown(rest):
-            yield text
+            parts += self._filter.feed(piece, last=last)
+        elif piece := self._marks.shown(piece):
+            parts.append(piece)
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,12 @@ class AnswerFormats:
             return PLAIN
         chat = prompt.chat
         known = self._with_tools if chat.tools else self._plain
-        form = AnswerFormat(known.marks, known.reasoning)
-        if chat.tools and known.calls is not None:
-            offered = read_tools(chat.tools) if known.calls.bare else ()
-            names = frozenset(tool.function["name"] for tool in offered)
-            form = replace(form, calls=known.calls, tools=names)
+        calls = known.calls if chat.tools else None
+        if known.reasoning is None and calls is None:
+            return PLAIN
+        offered = read_tools(chat.tools) if calls is not None and calls.bare else ()
+        names = frozenset(tool.function["name"] for tool in offered)
+        form = AnswerFormat(known.marks, known.reasoning, calls=calls, tools=names)
         if chat.continue_final_message:
             return _continued(form, chat.messages[-1])
         return replace(form, opened="") if self._opens(known.reasoning, ids) else form

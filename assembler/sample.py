@@ -33,8 +33,10 @@ class Sample:
         self._rule = rule
         self._symbols = form.marks.symbols
         self._detokenizer = detokenizer(tokenizer, prompt, rule.hidden)
-        self._reader = AnswerReader(form)
+        self._reader = None if form is PLAIN else AnswerReader(form)
         self._matcher = StopMatcher(rule.stops, include_stop=rule.include_stop)
+        # Most answers have no marks, and each token counts.
+        self._written = self._with_symbol if self._symbols else self._detokenizer.push
 
     def push(self, token_ids: Iterable[int]) -> Piece:
         """Takes the next tokens; those behind one that ended the sample do not count."""
@@ -55,8 +57,8 @@ class Sample:
             texts.append(self._matcher.release())
         return Piece("".join(texts), "".join(thoughts), 0, self.stop)
 
-    def _written(self, token_id: int) -> str:
-        """A token's text; one that is a mark ends whatever came before."""
+    def _with_symbol(self, token_id: int) -> str:
+        """A token's text, behind its symbol where it is a mark; that ends whatever came before."""
         symbol = self._symbols.get(token_id)
         if symbol is None or token_id in self._rule.hidden:
             return self._detokenizer.push(token_id)
@@ -64,7 +66,7 @@ class Sample:
 
     def _read(self, written: str, texts: list[str], thoughts: list[str], *, last: bool = False) -> None:
         armed = self.tokens >= self._rule.min_tokens
-        for part in self._reader.feed(written, last=last):
+        for part in (written,) if self._reader is None else self._reader.feed(written, last=last):
             match part:
                 case str():
                     text, self.stop = self._matcher.feed(part, armed=armed)

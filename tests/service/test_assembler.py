@@ -230,7 +230,8 @@ async def test_calls_and_reasoning_are_told_apart_from_the_text(
     template = tmp_path / "thinking.jinja"
     template.write_text(
         "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-        "{% set text = message.content %}{% if '</think>' in text %}{% set text = text.split('</think>')[1] %}{% endif %}"
+        "{% set text = message.content %}"
+        "{% if '</think>' in text %}{% set text = text.split('</think>')[1] %}{% endif %}"
         "{{ text }}{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
         "{% endfor %}<|im_end|>\n{% endfor %}{{ tools or '' }}<|im_start|>assistant\n<think>\n"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from assembler import pipeline
@@ -115,6 +115,16 @@ def test_a_broken_call_comes_back_with_its_hidden_token_written_out(mistral: Mod
     assert (" ".join(told.text.split()), told.calls) == ('[TOOL_CALLS] [{"name": "f"', [])
 
 
+def test_marks_inside_arguments_are_their_letters(qwen: ModelFiles, mistral: ModelFiles) -> None:
+    for files, answer, mark in (
+        (qwen, "<tool_call>{}</tool_call>", "</tool_call>"),
+        (mistral, "[TOOL_CALLS]{}", "[TOOL_CALLS]"),
+    ):
+        ids = written(files, answer.replace("{}", f'{{"name": "f", "arguments": {{"a": "{mark}"}}}}'))
+        ((_, arguments),) = Told(files, ids).calls
+        assert json.loads(arguments)["a"].strip() == mark
+
+
 def test_marks_that_stand_alone_are_text_as_without_recognition(qwen: ModelFiles, mistral: ModelFiles) -> None:
     for files, answer in ((qwen, "a </think> b </tool_call> c"), (mistral, "a [/INST] b")):
         ids = written(files, answer)
@@ -200,6 +210,7 @@ def turns(draw: st.DrawFn, one_call: bool, reasons: bool) -> dict[str, Any]:
 @given(data=st.data(), step=st.integers(1, 50))
 def test_what_a_template_writes_for_a_turn_is_read_back(served: Served, data: st.DataObject, step: int) -> None:
     turn = data.draw(turns(served.style.one_call, served.style.reasoning))
+    assume(not served.style.pieces or "▁" not in str(turn))  # it is how such tokenizers write a space
     called = [call["function"] for call in turn["tool_calls"]]
     asked = {"role": "user", "content": "q"}
     tools = [{"name": call["name"], "parameters": {"type": "object", "properties": {}}} for call in called]
