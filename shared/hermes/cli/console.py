@@ -59,7 +59,7 @@ def write(text: str) -> None:
 
 def think(text: str) -> None:
     """Reasoning on standard error, dimmed, as it comes."""
-    err.print(text, style="dim", markup=False, end="")
+    err.print(text, style="dim", markup=False, emoji=False, end="")
 
 
 def print_json(value: Json) -> None:

@@ -67,6 +67,11 @@ def test_chat_prints_reasoning_apart_from_the_answer_and_calls_behind_it(hermes,
     assert hermes("chat", "hi", "--no-reasoning") == (0, 'Let me see.\nfind {"q": "é"}\n', "")
 
 
+def test_reasoning_that_looks_like_markup_is_printed_as_it_is(hermes, assembler):
+    assembler.events = [started(), delta("", 1, reasoning="[bold]:smile: \n"), delta("[x]", 2), finished(usage=usage())]
+    assert hermes("chat", "hi") == (0, "[x]\n", "[bold]:smile: \n")
+
+
 def test_chat_json_has_reasoning_and_calls(hermes, assembler):
     assembler.events = CALLING
     answer = json.loads(hermes("chat", "hi", "--json")[1])
