@@ -90,6 +90,18 @@ def test_token_bytes_are_filled_in_for_the_likeliest_tokens_too(files: ModelFile
     assert (event.delta.logprobs[0].token, event.delta.logprobs[0].top[0].token) == (b"\xc3\xa9", b"\xc3\xa9")
 
 
+def test_of_four_samples_one_is_stopped_and_three_go_on(files: ModelFiles) -> None:
+    ours = answer(files, StopRule(stops=("END",)))
+    texts = ["one", "two END", "three", "four"]
+    stopped = [ours.take(delta(files.tokenizer.encode(text), index=index)).stopped for index, text in enumerate(texts)]
+    assert stopped == [None, 1, None, None]
+    more = files.tokenizer.encode(" more")
+    events = [event for index in range(4) for event in ours.take(delta(more, index=index)).events]
+    assert [(event.delta.index, event.delta.text) for event in events] == [(0, " more"), (2, " more"), (3, " more")]
+    ends = [ours.take(finished(index, finish_reason=LENGTH)).events[-1].finished for index in range(4)]
+    assert [end.finish_reason for end in ends] == [LENGTH, STOP, LENGTH, LENGTH]
+
+
 def test_calls_are_told_at_the_end_and_every_id_in_a_delta(files: ModelFiles) -> None:
     text = f"<think>hm</think>So {CALL} it"
     *deltas, last = told(answer(files, form=MARKED), files, text, finish_reason=STOP)

@@ -94,6 +94,11 @@ def test_reasoning_that_the_prompt_opened_needs_no_first_mark(qwen: ModelFiles) 
     assert (told.reasoning, told.text) == ("Hm.", "Paris")
 
 
+def test_a_call_that_is_tried_out_in_reasoning_is_none(qwen: ModelFiles) -> None:
+    told = Told(qwen, written(qwen, f"<think>\nShall I {CALL}?\n</think>\n\nNo."))
+    assert (told.reasoning, told.text, told.calls) == (f"Shall I {CALL}?", "No.", [])
+
+
 def test_a_mark_that_is_a_token_counts_only_as_that_token(qwen: ModelFiles, mistral: ModelFiles) -> None:
     for files, answer in (
         (qwen, f"<think>a</think>{CALL}"),
