@@ -192,10 +192,10 @@ def test_an_answer_in_json_is_given_as_soon_as_its_first_key_tells() -> None:
 
 def test_calls_have_the_models_ids_or_new_ones_that_every_template_takes() -> None:
     stream = ToolCallFilter(MISTRAL, TOOLS, NO_MARKS)
-    answer = '[TOOL_CALLS][{"name": "f", "id": "abcdefghi"}, {"name": "f"}, {"name": "f", "id": ""}][TOOL_CALLS]f[CALL_ID]x1[ARGS]{}'
+    answer = '[TOOL_CALLS][{"name": "f", "id": "abcdefghi"}, {"name": "f"}, {"name": "f", "id": ""}, {"name": "f", "id": 5}][TOOL_CALLS]f[CALL_ID]x1[ARGS]{}'
     given, *made, short = [part.id for part in stream.feed(answer, last=True) if isinstance(part, ToolCall)]
     assert (given, short) == ("abcdefghi", "x1")
-    assert len(set(made)) == 2
+    assert len(set(made)) == 3
     assert all(re.fullmatch("[0-9A-Za-z]{9}", each or "") for each in made)
 
 
