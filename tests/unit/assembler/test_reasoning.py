@@ -22,6 +22,7 @@ CASES = {
     "opened by the prompt": ("\nOne.\n</think>\n\nParis", "", "One.", "Paris"),
     "opened twice": ("<think>\nOne.\n</think>\nParis", "\n", "One.", "Paris"),
     "gone on with": ("\n\nTwo.</think>Paris", "\nOne.", "\n\nTwo.", "Paris"),
+    "gone on with a mark": ("<think> it</think>Paris", "\nOne.", "<think> it", "Paris"),
     "opened and never closed": ("One", "", "One", ""),
     "no reasoning": ("Paris.\n", None, "", "Paris.\n"),
     "half a mark alone": ("\n<thi", None, "", "\n<thi"),

@@ -178,18 +178,32 @@ def test_reasoning_between_special_tokens_is_seen(tmp_path: Path) -> None:
     assert (told.reasoning, told.text) == ("", "<think>Hm.</think>")
 
 
-def test_special_marks_are_seen_where_only_whole_texts_can_be_decoded(tmp_path: Path) -> None:
-    NAMED["mistral"].write(tmp_path)
+def metaspace(directory: Path, name: str) -> ModelFiles:
+    """The style with a tokenizer whose tokens' texts depend on each other."""
+    style = NAMED[name]
+    style.write(directory)
     made = tokenizers.Tokenizer(tokenizers.models.BPE({each: at for at, each in enumerate("▁" + string.printable)}, []))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     made.decoder = tokenizers.decoders.Metaspace()
-    made.add_special_tokens(list(NAMED["mistral"].special))
-    made.save(str(tmp_path / "tokenizer.json"))
-    files = pipeline.load(tmp_path)
+    made.add_special_tokens(list(style.special))
+    made.add_tokens([tokenizers.AddedToken(each, special=False, normalized=False) for each in style.plain])
+    made.save(str(directory / "tokenizer.json"))
+    return pipeline.load(directory)
+
+
+def test_special_marks_are_seen_where_only_whole_texts_can_be_decoded(tmp_path: Path) -> None:
+    files = metaspace(tmp_path, "mistral")
     answer = 'So [TOOL_CALLS] [{"name": "f", "arguments": {"a": "b c"}}]'
     told = Told(files, written(files, answer))
     assert (told.text.strip(), told.calls) == ("So", [("f", '{"a": "b c"}')])
     assert Told(files, written(files, answer[:-1])).text.replace(" ", "") == answer[:-1].replace(" ", "")
+
+
+def test_other_marks_are_their_letters_where_only_whole_texts_can_be_decoded(tmp_path: Path) -> None:
+    files = metaspace(tmp_path, "qwen3")
+    answer = '<tool_call>{"name": "f", "arguments": {"a": "b c"}}</tool_call>'
+    for ids in (written(files, answer), spelled(files, answer)):
+        assert Told(files, ids).calls == [("f", '{"a": "b c"}')]
 
 
 @pytest.fixture(scope="module", params=["hermes", "qwen3", "llama3_1", "mistral"])
