@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 from assembler import call_formats, reasoning
 from assembler.call_formats import FORMATS, FormatName
 from assembler.marks import NO_MARKS, Marks
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.reasoning import ReasoningMarks, ReasoningSplitter
 from assembler.templates import ChatTemplate
 from assembler.tokenizer import Tokenizer

@@ -60,18 +60,33 @@ class Marked(NamedTuple):
     letters: Mapping[str, str]
 
 
-class ControlText:
-    """Tells control tokens from a caller's text, for one tokenizer and one template."""
+class ControlTokens:
+    """Finds control tokens as the tokenizer does: the leftmost, of those the longest, none inside another."""
 
-    def __init__(self, control: Iterable[str], added: Iterable[str], words: Words) -> None:
+    def __init__(self, control: Iterable[str], added: Iterable[str]) -> None:
         """control: tokens that must not be forged. added: all that the tokenizer finds before it splits the rest."""
         self._control = frozenset(control)
-        self._spots = Spots(self._control, words)
         firsts = {token[0] for token in self._control}
         # Other added tokens matter where they lie over a control token and so keep it from being found.
         tokens = self._control.union(token for token in added if firsts.intersection(token))
         self._token = longest_of(tokens)
         self._reach = max(map(len, tokens), default=0)
+
+    def found(self, text: str) -> Iterator[Live]:
+        """All that a text has, in order, as if all of it were the template's."""
+        for match in stretches(self._token, text, self._reach):
+            if match[0] in self._control:
+                yield Live(match.start(), match.end(), match[0])
+
+
+class ControlText:
+    """Tells control tokens from a caller's text, for one tokenizer and one template."""
+
+    def __init__(self, control: Iterable[str], added: Iterable[str], words: Words) -> None:
+        """control, added: as ControlTokens has them."""
+        control = frozenset(control)
+        self._spots = Spots(control, words)
+        self._tokens = ControlTokens(control, added)
         self._template_texts = words.literals
 
     def mark(self, conversation: Conversation, options: RenderOptions) -> Marked | None:
@@ -108,8 +123,8 @@ class ControlText:
             text = text.replace(symbol, letter)
         if text == marked:
             return Reading(text)
-        live = tuple(self._found(marked))
-        are_all = all(one == other for one, other in zip_longest(live, self._found(text)))
+        live = tuple(self._tokens.found(marked))
+        are_all = all(one == other for one, other in zip_longest(live, self._tokens.found(text)))
         return Reading(text, None if are_all else live)
 
     def literal(self, conversation: Conversation, options: RenderOptions) -> Literal | None:
@@ -117,23 +132,17 @@ class ControlText:
         for index, text in _texts(conversation, options.kwargs):
             message = None if index is None else conversation.messages[index]
             in_answer = message is not None and _is_answer(message, text)
-            if next(iter(self._found(text)), None) is None:
+            if next(self._tokens.found(text), None) is None:
                 continue
             spots = frozenset(self._spots.find(text, in_answer=in_answer))
-            for found in self._found(text):
+            for found in self._tokens.found(text):
                 if found.start in spots:
                     return Literal(found.token, index)
         return None
 
     def live(self, text: str) -> tuple[Live, ...]:
         """All control tokens of a text that the template wrote alone."""
-        return tuple(self._found(text))
-
-    def _found(self, text: str) -> Iterator[Live]:
-        """Control tokens as the tokenizer finds them: the leftmost, of those the longest, none inside another."""
-        for match in stretches(self._token, text, self._reach):
-            if match[0] in self._control:
-                yield Live(match.start(), match.end(), match[0])
+        return tuple(self._tokens.found(text))
 
 
 def _replaced(text: str, places: Iterable[int], symbol: Callable[[str], str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from assembler.clock import Clock
 from assembler.messages import Conversation, Message, Role
 from assembler.templates import (
     RenderOptions,
@@ -88,6 +89,7 @@ class DeclaredTemplate:
             raise StartupError(f"The template {name} cannot be used: {_first_line(error)}.") from error
         values = self._format.model_dump(exclude={"about"})
         self.version = digest_of({"kind": "declared", "format": values})
+        self.clock = Clock()
         self.words = Words(literals=tuple(sorted(set(_texts(values)))))
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:

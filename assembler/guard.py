@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import tokenizers
 
-from assembler.control import Live
+from assembler.control import ControlTokens, Live
 
 _TokenIds: TypeAlias = "array[int]"
 
@@ -31,7 +31,9 @@ class Guard:
     def __init__(self, definition: Mapping[str, Any], control: Iterable[str]) -> None:
         """definition: a parsed tokenizer.json. Raises what `tokenizers` raises where it cannot be loaded."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARACTERS))
-        self._names = {token: secret + chr(_PRIVATE[place]) for place, token in enumerate(sorted(control))}
+        control = sorted(control)
+        self._tokens = ControlTokens(control, (token["content"] for token in definition["added_tokens"]))
+        self._names = {token: secret + chr(_PRIVATE[place]) for place, token in enumerate(control)}
         self._single_words = {token["content"] for token in definition["added_tokens"] if token["single_word"]}
         self._tokenizer: Any = _load(definition, self._names)
         self._tokenizer.no_truncation()
@@ -56,6 +58,10 @@ class Guard:
         (encoding,) = self._tokenizer.encode_batch_fast([named], add_special_tokens=False)
         ids: _TokenIds = array("I", encoding.ids)
         return array("I", (self._ids.get(token_id, token_id) for token_id in ids)) if self._ids else ids
+
+    def encode_all_live(self, text: str) -> _TokenIds:
+        """Ids of a text in which every control token counts: those that the tokenizer itself would give."""
+        return self.encode(text, tuple(self._tokens.found(text)))
 
 
 def _is_in_word(text: str, token: Live) -> bool:

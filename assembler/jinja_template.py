@@ -10,7 +10,7 @@ from typing import Any, Final
 import jinja2
 import jinja2.meta
 
-from assembler import words
+from assembler import clock, words
 from assembler.messages import Conversation, Message, Role
 from assembler.sandbox import LimitExceededError, Run, TemplateEnvironment, limited
 from assembler.templates import (
@@ -84,6 +84,7 @@ class JinjaTemplate:
                 "prompts alone."
             ) from error
         self.words = words.read(tree)
+        self.clock = clock.read(tree)
         self._named_tokens = dict(named_tokens)
         self._seconds = seconds
         # The environment's own functions stand behind these names; no caller may put a value in their place.
@@ -127,7 +128,7 @@ class JinjaTemplate:
         run = Run(
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
             characters=_OWN_CHARACTERS + _GROWTH * conversation.characters,
-            now=datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
+            now=options.now or datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
         tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]
         try:

@@ -67,41 +67,47 @@ def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
 
 
 def _tool_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
+    for index, asked in results(messages):
+        if asked is None:
+            yield Finding(TOOL_RESULT_MISMATCH, f"Message {index} answers no tool call that was open before it.", index)
+
+
+def results(messages: tuple[Message, ...]) -> Iterator[tuple[int, int | None]]:
+    """The index of each tool message, with that of the message whose call it answers; None where it answers none."""
     calls = _OpenCalls()
     for index, message in enumerate(messages):
         if message.tool_calls:
             for call in message.tool_calls:
-                calls.open(call)
-        if message.role is Role.TOOL and not calls.answered_by(message):
-            yield Finding(TOOL_RESULT_MISMATCH, f"Message {index} answers no tool call that was open before it.", index)
+                calls.open(index, call)
+        if message.role is Role.TOOL:
+            yield index, calls.answered_by(message)
 
 
 class _OpenCalls:
-    """Calls that nobody has answered yet, oldest first."""
+    """Calls that nobody has answered yet, oldest first, with the index of their message."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: dict[int, tuple[int, ToolCall]] = {}
         self._by_id: dict[str, list[int]] = {}
         self._opened = 0
 
-    def open(self, call: ToolCall) -> None:
+    def open(self, index: int, call: ToolCall) -> None:
         self._opened += 1
-        self._calls[self._opened] = call
+        self._calls[self._opened] = index, call
         if call.id is not None:
             self._by_id.setdefault(call.id, []).append(self._opened)
 
-    def answered_by(self, message: Message) -> bool:
-        """Closes the call that the message answers, and tells whether there is one."""
+    def answered_by(self, message: Message) -> int | None:
+        """Closes the call that the message answers, if there is one, and tells the index of the message with it."""
         if message.tool_call_id is not None and self._by_id.get(message.tool_call_id):
-            del self._calls[self._by_id[message.tool_call_id].pop(0)]
-            return True
-        for number, call in self._calls.items():
+            return self._calls.pop(self._by_id[message.tool_call_id].pop(0))[0]
+        for number, (index, call) in self._calls.items():
             if (message.tool_call_id is None or call.id is None) and message.name in (None, call.name):
                 del self._calls[number]
                 if call.id is not None:
                     self._by_id[call.id].remove(number)
-                return True
-        return False
+                return index
+        return None
 
 
 def mends(conversation: Conversation, policy: OrderPolicy) -> Iterator[Conversation]:
@@ -143,7 +149,7 @@ def _same_roles_joined(conversation: Conversation) -> Conversation:
     for _, group in groupby(enumerate(conversation.messages), kind):
         messages = [message for _, message in group]
         content = messages[0].content if len(messages) == 1 else _joined([message.content for message in messages])
-        joined.append(replace(messages[0], content=content))
+        joined.append(messages[0]._replace(content=content))
     return replace(conversation, messages=tuple(joined))
 
 
@@ -153,7 +159,7 @@ def _systems_first(conversation: Conversation) -> Conversation:
         return conversation
     others = [message for message in conversation.messages if message.role is not Role.SYSTEM]
     content = systems[0].content if len(systems) == 1 else _joined([message.content for message in systems])
-    return replace(conversation, messages=(replace(systems[0], content=content), *others))
+    return replace(conversation, messages=(systems[0]._replace(content=content), *others))
 
 
 def _system_in_first_user(conversation: Conversation) -> Conversation:
@@ -162,5 +168,5 @@ def _system_in_first_user(conversation: Conversation) -> Conversation:
     user = next((at for at, message in enumerate(others) if message.role is Role.USER), None)
     if system.role is not Role.SYSTEM or user is None:
         return conversation
-    others[user] = replace(others[user], content=_joined([system.content, others[user].content]))
+    others[user] = others[user]._replace(content=_joined([system.content, others[user].content]))
     return replace(conversation, messages=tuple(others))

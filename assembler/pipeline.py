@@ -2,77 +2,58 @@
 
 import asyncio
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from datetime import datetime
+from typing import Final, NamedTuple, TypeVar
 
-from assembler import messages, template_files, templates, tokenizer, tokenizer_config
-from assembler.control import Reading
+from assembler import limits, messages, templates, truncation
+from assembler.beginnings import Beginnings
+from assembler.cache.entry import Entry
+from assembler.drafts import Asked, Draft, Drafts, Sheet
 from assembler.findings import Finding
-from assembler.messages import UnknownRole
+from assembler.messages import Conversation, UnknownRole
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.rendering import ControlPolicy, Rendered, Renderer
+from assembler.recall import NONE, CacheUse, Recall
+from assembler.rendering import ControlPolicy, Renderer
 from assembler.templates import ChatTemplate
-from assembler.tokenizer import TokenIds, Tokenizer
+from assembler.tokenizer import TokenIds
+from assembler.truncation import Truncated, Window
 from hermes.v1 import assembler_pb2
-from shared.errors import HermesError, failed_precondition, invalid_argument
+from shared.errors import failed_precondition, invalid_argument
 
 T = TypeVar("T")
 
-# Above this, rendering and encoding take longer than handing the work to a thread, and long enough to delay others.
-_INLINE_CHARACTERS: Final = 32_768
+# Up to this, rendering and encoding take 2 ms; others wait longer for a thread that has work, and for what it holds.
+_INLINE_CHARACTERS: Final = 49_152
+# `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
+_SLOWER: Final = 16
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
+# Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
+_MOST_THREADS: Final = 4
 # Of a logged prompt, from either end.
 _LOGGED_CHARACTERS: Final = 80
 
 _log: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """What the assembler knows of the model, from its directory.
+class Fitting(NamedTuple):
+    """What is done with a chat that is too long. window: None where it is refused, else its oldest rounds are dropped.
 
-    context_length: prompt and answer together, in tokens; None where config.json does not say.
-    vocab_size: ids of ready token prompts are below this.
-    template: None where the model has none; then only text and ids can be assembled.
-    tool_template: serves chats with tools, where the model has one of its own for them.
+    asked: what the caller said of it, which is part of the prompt's key.
     """
 
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    context_length: int | None
-    vocab_size: int
-    tool_template: ChatTemplate | None = None
+    window: Window | None = None
+    asked: str = ""
 
 
-def load(directory: Path, template: str | None = None) -> ModelFiles:
-    """Reads the model's tokenizer, template and limits; blocks for up to some seconds.
-
-    template: name of a built-in one or a file, in place of the model's own.
-    Raises StartupError.
-    """
-    declared = tokenizer_config.load(directory)
-    chosen = template_files.choose(template, declared)
-    texts = [text for each in chosen if each is not None for text in (*each.words.literals, *each.words.samples)]
-    loaded = tokenizer.load(directory, declared.added, texts)
-    config = tokenizer_config.read_json(directory / "config.json")
-    return ModelFiles(
-        tokenizer=loaded,
-        template=chosen.plain,
-        context_length=_limit(config, "max_position_embeddings"),
-        vocab_size=_limit(config, "vocab_size") or loaded.vocabulary.size,
-        tool_template=chosen.for_tools,
-    )
-
-
-def _limit(config: dict[str, Any], name: str) -> int | None:
-    value = config.get(name) or (config.get("text_config") or {}).get(name)
-    return value if isinstance(value, int) else None
+_REFUSED: Final = Fitting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +66,8 @@ class Order:
     prompt: assembler_pb2.Prompt
     max_tokens: int | None
     return_text: bool = False
+    fitting: Fitting = _REFUSED
+    cache: CacheUse = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +79,50 @@ class Policies:
     control_text: ControlPolicy = "encode"
     log_head_tail: bool = False
 
+    def facts(self) -> tuple[str, ...]:
+        """Those that can change a prompt."""
+        order = self.order
+        return (self.unknown_role, self.control_text, f"{order.merge_system} {order.merge_same_role} {order.strict}")
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """text: where it was asked for. template_version: empty where no template had a part in it. seconds: time spent."""
+    """text: where it was asked for. template_version: empty where no template had a part in it. seconds: time spent.
+
+    cached_tokens: ids that came from the cache: all, or those of a beginning.
+    """
 
     ids: TokenIds
     text: str | None
     template_version: str
     seconds: float
     findings: tuple[Finding, ...] = ()
+    cached_tokens: int = 0
+    dropped_rounds: int = 0
+
+
+class _Made(NamedTuple):
+    """A prompt. text: None where it was not at hand. cached_tokens: as Assembled has them."""
+
+    entry: Entry
+    text: str | None = None
+    template_version: str = ""
+    cached_tokens: int = 0
 
 
 class Assembler:
     """Assembles prompts for one model. Owns the threads on which long ones are worked on."""
 
-    def __init__(self, files: ModelFiles, policies: Policies | None = None) -> None:
+    def __init__(self, files: ModelFiles, policies: Policies | None = None, recall: Recall | None = None) -> None:
+        """recall: None where nothing is remembered. Takes a fraction of a second, for trying what the files promise."""
         self.files = files
         self._policies = policies or Policies()
-        self._renderer = self._rendering(files.template)
-        self._tool_renderer = self._rendering(files.tool_template) or self._renderer
-        self._threads = ThreadPoolExecutor(thread_name_prefix="assemble")
+        self._recall = recall or Recall.of_nothing()
+        self._metrics = self._recall.metrics
+        self._beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
+        self._drafts = self._drafting(files.template)
+        self._tool_drafts = self._drafting(files.tool_template) or self._drafts
+        self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="assemble")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -124,105 +130,156 @@ class Assembler:
     async def assemble(self, order: Order) -> Assembled:
         """The prompt's token ids. Raises HermesError for everything that is wrong with the prompt."""
         started = time.perf_counter()
-        version, text = "", None
-        findings: tuple[Finding, ...] = ()
-        _check_count(order)
+        limits.check_count(order.prompt, None if order.fitting.window else order.max_tokens)
         match order.prompt.WhichOneof("input"):
-            case "chat":
-                renderer = self._renderer_for(order.prompt.chat)
-                rendered = await self._render(order.prompt.chat, renderer)
-                reading, findings, version = rendered.reading, rendered.findings, renderer.template.version
-                text = reading.text
-                ids = await self._encode(text, lambda: self._ids(reading), order.max_tokens)
-            case "text":
-                text = raw = order.prompt.text
-                ids = await self._encode(raw, lambda: self.files.tokenizer.encode_raw(raw), order.max_tokens)
+            case "chat" | "text" as kind:
+                made = await (self._chat(order) if kind == "chat" else self._text(order))
+                self._recall.told(len(made.entry.ids), made.cached_tokens, order.cache)
             case "token_ids":
-                ids = self._checked(array("I", order.prompt.token_ids.ids))
+                ids = array("I", order.prompt.token_ids.ids)
+                limits.check_ids(ids, self.files.vocab_size)
+                made = _Made(Entry(ids, time.time()))
             case _:
                 raise invalid_argument(
                     "PROMPT_MISSING", "The request has no prompt: set chat, text or token_ids.", field="prompt"
                 )
-        _check_length(len(ids), order.max_tokens)
+        ids, text = made.entry.ids, made.text
+        limits.check_length(len(ids), order.max_tokens)
         if text is None and (order.return_text or self._policies.log_head_tail):
             text = self.files.tokenizer.decode(ids)
         if self._policies.log_head_tail and text is not None:
             _log.info("prompt of %d tokens: %s", len(ids), _head_tail(text))
-        return Assembled(ids, text if order.return_text else None, version, time.perf_counter() - started, findings)
+        return Assembled(
+            ids=ids,
+            text=text if order.return_text else None,
+            template_version=made.template_version,
+            seconds=time.perf_counter() - started,
+            findings=made.entry.findings,
+            cached_tokens=made.cached_tokens,
+            dropped_rounds=made.entry.dropped_rounds,
+        )
 
-    def _rendering(self, template: ChatTemplate | None) -> Renderer | None:
+    async def _chat(self, order: Order) -> _Made:
+        """A chat's prompt, from the cache or made anew."""
+        drafts = self._drafts_for(order.prompt.chat)
+        now = datetime.now()  # noqa: DTZ005 - templates print the local date
+        version, printed = drafts.template.version, drafts.template.clock.printed(now)
+        key = self._recall.key(order.prompt, order.cache, order.fitting.asked, printed)
+        entry = await self._looked_up(key, order)
+        if entry is not None:
+            text = (await self._written(order, drafts, now, entry.dropped_rounds)).text if order.return_text else None
+            return _Made(entry, text, version, len(entry.ids))
+        sheet = await self._written(order, drafts, now)
+        whole = await self._tokenized(order, drafts, sheet)
+        fitted = await self._fitted(order, drafts, whole)
+        draft = fitted.prompt
+        entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, sheet.rendered.findings)
+        limits.check_length(draft.tokens, order.max_tokens)
+        self._recall.keep_prompt(key, entry, order.cache)
+        self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)
+        return _Made(entry, draft.sheet.text, version, draft.known_tokens)
+
+    async def _text(self, order: Order) -> _Made:
+        """The prompt of a raw text, from the cache or made anew."""
+        text = order.prompt.text
+        key = self._recall.key(order.prompt, order.cache)
+        entry = await self._looked_up(key, order)
+        if entry is not None:
+            return _Made(entry, text, cached_tokens=len(entry.ids))
+        await self._refuse_early(text, 0, order)
+        with self._metrics.stage("tokenize"):
+            ids = await self._worked(self._work(text), lambda: self.files.tokenizer.encode_raw(text))
+        entry = Entry(ids, time.time())
+        limits.check_length(len(ids), order.max_tokens)
+        self._recall.keep_prompt(key, entry, order.cache)
+        return _Made(entry, text)
+
+    def _drafting(self, template: ChatTemplate | None) -> Drafts | None:
         if template is None:
             return None
-        return Renderer(template, self.files.tokenizer, self._policies.order, self._policies.control_text)
+        policies = self._policies
+        renderer = Renderer(template, self.files.tokenizer, policies.order, policies.control_text)
+        return Drafts(renderer, self._beginnings)
 
-    def _renderer_for(self, chat: assembler_pb2.Chat) -> Renderer:
-        renderer = self._tool_renderer if chat.tools else self._renderer
-        if renderer is None:
+    def _drafts_for(self, chat: assembler_pb2.Chat) -> Drafts:
+        drafts = self._tool_drafts if chat.tools else self._drafts
+        if drafts is None:
             raise failed_precondition(
                 "NO_CHAT_TEMPLATE",
                 "The served model has no chat template: send the prompt as text, or add a chat_template.jinja to the "
                 "model directory.",
             )
-        return renderer
+        return drafts
 
-    async def _render(self, chat: assembler_pb2.Chat, renderer: Renderer) -> Rendered:
-        def work() -> Rendered:
+    async def _looked_up(self, key: bytes | None, order: Order) -> Entry | None:
+        with self._metrics.stage("lookup"):
+            return await self._recall.prompt(key, order.cache)
+
+    async def _written(self, order: Order, drafts: Drafts, now: datetime, without_rounds: int = 0) -> Sheet:
+        """The chat as the template writes it, its roles and contents normalized."""
+        chat = order.prompt.chat
+
+        def work() -> Sheet:
             options = templates.render_options(
                 add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
                 continue_final_message=chat.continue_final_message,
                 kwargs_json=chat.template_kwargs_json,
+                now=now,
             )
-            return renderer.render(messages.canonical(chat, self._policies.unknown_role), options)
+            conversation = messages.canonical(chat, self._policies.unknown_role)
+            if without_rounds:
+                conversation = truncation.without(conversation, without_rounds)
+            namespace = order.cache.namespace if order.cache.any else None
+            return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
-        return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
+        with self._metrics.stage("render"):
+            return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
 
-    def _ids(self, reading: Reading) -> TokenIds:
-        if reading.live is None:
-            return self.files.tokenizer.encode(reading.text)
-        return self.files.tokenizer.encode_guarded(reading.text, reading.live)
+    async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
+        """Takes the known beginning's ids and tokenizes the rest."""
+        with self._metrics.stage("lookup"):
+            known = await self._recall.beginning(sheet.plan, sheet.text, order.cache)
+        rest = sheet.text[known.end :]
+        if order.fitting.window is None:
+            await self._refuse_early(rest, len(known.ids), order)
+        guarded = sheet.rendered.reading.live is not None
+        with self._metrics.stage("tokenize"):
+            return await self._worked(self._work(rest, guarded=guarded), lambda: drafts.draft(sheet, known))
 
-    async def _encode(self, text: str, encode: Callable[[], TokenIds], max_tokens: int | None) -> TokenIds:
-        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text))
-        if max_tokens is not None and least > max_tokens:
-            raise _too_long(f"at least {least}", max_tokens)
-        return await self._worked(len(text), encode)
+    async def _fitted(self, order: Order, drafts: Drafts, whole: Draft) -> Truncated[Draft]:
+        """The draft without its oldest rounds, if it is too long and the caller wants that."""
+        window, sheet = order.fitting.window, whole.sheet
+        if window is None or whole.tokens <= window.tokens:
+            return Truncated(whole, 0, range(0))
+
+        def attempt(conversation: Conversation) -> Draft:
+            shorter = drafts.sheet(conversation, sheet.asked)
+            return drafts.draft(shorter, self._recall.beginning_in_memory(shorter.plan, order.cache))
+
+        with self._metrics.stage("truncate"):
+            return await self._worked(
+                self._work(sheet.text, guarded=sheet.rendered.reading.live is not None),
+                lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
+            )
+
+    async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
+        """Refuses a text that cannot fit, without tokenizing it."""
+        if order.max_tokens is None:
+            return
+        room = order.max_tokens - known_tokens
+        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=room))
+        limits.check_least(known_tokens + least, order.max_tokens)
+
+    def _work(self, text: str, *, guarded: bool = False) -> int:
+        """How much work encoding is, in characters of the quick library's."""
+        is_quick = self.files.tokenizer.library == "fastokens" and not guarded
+        return len(text) if is_quick else _SLOWER * len(text)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
         if characters <= _INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def _checked(self, ids: TokenIds) -> TokenIds:
-        highest = max(ids, default=0)
-        if highest >= self.files.vocab_size:
-            raise invalid_argument(
-                "TOKEN_OUT_OF_VOCABULARY",
-                f"Token {ids.index(highest)} of the prompt is {highest}, but the model's ids are below "
-                f"{self.files.vocab_size}.",
-                position=str(ids.index(highest)),
-                token_id=str(highest),
-                vocab_size=str(self.files.vocab_size),
-            )
-        return ids
-
-
-def _check_count(order: Order) -> None:
-    """Refuses what cannot fit by a count that costs nothing, before any work that others would have to wait for."""
-    prompt, limit = order.prompt, order.max_tokens
-    if limit is None:
-        return
-    if len(prompt.token_ids.ids) > limit:
-        raise _too_long(str(len(prompt.token_ids.ids)), limit)
-    if len(prompt.chat.messages) > limit:  # a template marks each of them with a token at least
-        raise _too_long(f"{len(prompt.chat.messages)} messages, at least as many", limit)
-
-
-def _check_length(tokens: int, max_tokens: int | None) -> None:
-    if not tokens:
-        raise invalid_argument("PROMPT_EMPTY", "The prompt has no tokens: send some text.", field="prompt")
-    if max_tokens is not None and tokens > max_tokens:
-        raise _too_long(str(tokens), max_tokens)
 
 
 def _head_tail(text: str) -> str:
@@ -230,12 +287,3 @@ def _head_tail(text: str) -> str:
     if len(text) <= 2 * _LOGGED_CHARACTERS:
         return repr(text)
     return f"{text[:_LOGGED_CHARACTERS]!r} … {text[-_LOGGED_CHARACTERS:]!r}"
-
-
-def _too_long(tokens: str, max_tokens: int) -> HermesError:
-    return invalid_argument(
-        "PROMPT_TOO_LONG",
-        f"The prompt has {tokens} tokens, but no more than {max_tokens} are allowed: shorten it.",
-        prompt_tokens=tokens,
-        max_prompt_tokens=str(max_tokens),
-    )

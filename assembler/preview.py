@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf import json_format
 
-from assembler import messages, pipeline, template_files, templates
+from assembler import messages, model_files, template_files, templates
 from assembler.pipeline import Assembler, Order
 from hermes.v1 import assembler_pb2
 from shared import models
@@ -46,7 +46,7 @@ def preview(chat: assembler_pb2.Chat, template: str, model: Path | None) -> Prev
         )
         chosen.check(conversation, options.kwargs)
         return Preview(chosen.render(conversation, options), None, chosen.version, [])
-    assembler = Assembler(pipeline.load(model, template))
+    assembler = Assembler(model_files.load(model, template))
     order = Order(assembler_pb2.Prompt(chat=chat), None, return_text=True)
     assembled = asyncio.run(assembler.assemble(order))
     assembler.close()

@@ -19,6 +19,7 @@ import jinja2
 import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
@@ -142,6 +143,12 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return formatted
 
         return bounded
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # What the sandbox comes to for it as well, after many questions, with each message.
+        if obj.__class__ is jinja2.runtime.LoopContext:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operands(operator, left, right)

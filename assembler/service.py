@@ -1,5 +1,6 @@
 """The servicer: proto in, pipeline, proto out."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -9,11 +10,16 @@ from typing import Any, Final, TypeAlias
 import grpc
 from google.protobuf import duration_pb2
 
+from assembler import packed
 from assembler.answer import Answer, joined
 from assembler.answer_format import AnswerFormats
+from assembler.cache.cache import AssemblyCache
 from assembler.detokenizer import StopRule
 from assembler.findings import as_warnings
-from assembler.pipeline import Assembled, Assembler, Order
+from assembler.metrics import AssemblerMetrics
+from assembler.pipeline import Assembled, Assembler, Fitting, Order
+from assembler.recall import CacheUse
+from assembler.truncation import Window
 from assembler.upstream import Job, Upstream
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
 from shared.errors import HermesError, invalid_argument, unimplemented
@@ -21,7 +27,8 @@ from shared.errors import HermesError, invalid_argument, unimplemented
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Request: TypeAlias = assembler_pb2.AssembleRequest | assembler_pb2.AssemblerGenerateRequest
 
-_REJECTING: Final = (assembler_pb2.Truncation.MODE_UNSPECIFIED, assembler_pb2.Truncation.MODE_REJECT)
+_ROUNDS: Final = assembler_pb2.Truncation.MODE_ROUNDS
+_MODES: Final = (assembler_pb2.Truncation.MODE_UNSPECIFIED, assembler_pb2.Truncation.MODE_REJECT, _ROUNDS)
 # Enough to recognise a mistyped name by.
 _QUOTED_CHARACTERS: Final = 100
 
@@ -30,25 +37,37 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
     """Answers hermes.v1.Assembler."""
 
     def __init__(
-        self, assembler: Assembler, upstream: Upstream, formats: AnswerFormats, *, model_name: str, fingerprint: str
+        self,
+        assembler: Assembler,
+        upstream: Upstream,
+        formats: AnswerFormats,
+        *,
+        model_name: str,
+        fingerprint: str,
+        answer_reserve: int,
+        caches: bool,
     ) -> None:
-        """model_name: what callers call the model. fingerprint: the tokenizer's digest."""
+        """model_name: what callers call the model. fingerprint: the tokenizer's digest.
+
+        answer_reserve: tokens of the context that chats are cut short for. caches: False where nothing is remembered.
+        """
         self._assembler = assembler
         self._upstream = upstream
         self._formats = formats
         self._model_name = model_name
         self._fingerprint = fingerprint
+        self._answer_reserve = answer_reserve
+        self._caches = caches
 
     async def Assemble(
         self, request: assembler_pb2.AssembleRequest, context: Context
     ) -> assembler_pb2.AssembleResponse:
         assembled = await self._assembler.assemble(self._order(request, return_text=request.return_text))
-        return assembler_pb2.AssembleResponse(
-            request_id=_request_id(request),
-            token_ids=assembled.ids,
-            text=assembled.text,
-            info=self._info(assembled),
+        response = assembler_pb2.AssembleResponse(
+            request_id=_request_id(request), text=assembled.text, info=self._info(assembled)
         )
+        packed.add(response, "token_ids", assembled.ids)
+        return response
 
     async def Generate(
         self, request: assembler_pb2.AssemblerGenerateRequest, context: Context
@@ -76,7 +95,17 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
 
     def _order(self, request: _Request, *, return_text: bool) -> Order:
         self._check_model(request.model)
-        return Order(request.prompt, self._max_tokens(request.truncation), return_text)
+        truncation = request.truncation
+        max_tokens, fitting = self._limit(truncation), Fitting(asked=str(truncation.max_prompt_tokens))
+        if truncation.mode == _ROUNDS and max_tokens is not None:
+            window = Window(max_tokens, max(1, truncation.keep_last_rounds))
+            fitting = Fitting(window, f"rounds {window.tokens} {window.keep_last_rounds}")
+        return Order(request.prompt, max_tokens, return_text, fitting, self._use(request.cache))
+
+    def _use(self, policy: types_pb2.CachePolicy) -> CacheUse:
+        read = policy.read if policy.HasField("read") else True
+        write = policy.write if policy.HasField("write") else True
+        return CacheUse(policy.namespace, read and self._caches, write and self._caches)
 
     def _check_model(self, name: str) -> None:
         if name and name != self._model_name:
@@ -87,15 +116,19 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
                 served=self._model_name,
             )
 
-    def _max_tokens(self, truncation: assembler_pb2.Truncation) -> int | None:
-        """The most tokens that the prompt may have. Raises HermesError for truncation that is not there yet."""
-        if truncation.mode not in _REJECTING:
-            raise _not_yet("truncation.mode MODE_ROUNDS")
-        if truncation.keep_last_rounds:
-            raise _not_yet("truncation.keep_last_rounds")
+    def _limit(self, truncation: assembler_pb2.Truncation) -> int | None:
+        """The most tokens that the prompt may have; None for no limit. Raises HermesError BAD_TRUNCATION."""
+        if truncation.mode not in _MODES:
+            raise _bad_truncation("mode", f"The truncation mode {truncation.mode} is none that this server knows")
+        if truncation.keep_last_rounds and truncation.mode != _ROUNDS:
+            raise _bad_truncation("keep_last_rounds", "keep_last_rounds is of no use in this mode")
         model = self._upstream.model
-        limits = (self._assembler.files.context_length, model and model.context_length, truncation.max_prompt_tokens)
-        return min((limit for limit in limits if limit), default=None)
+        lengths = (self._assembler.files.context_length, model and model.context_length)
+        context = min((length for length in lengths if length), default=None)
+        asked = truncation.max_prompt_tokens
+        if truncation.mode == _ROUNDS and not asked and context is not None:
+            return max(context - self._answer_reserve, context // 2)  # a short context is not all for the answer
+        return min((limit for limit in (context, asked) if limit), default=None)
 
     def _stop_rule(self, request: assembler_pb2.AssemblerGenerateRequest) -> StopRule:
         if "" in request.stop:
@@ -115,6 +148,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
 
     def _info(self, assembled: Assembled) -> assembler_pb2.AssemblyInfo:
         return assembler_pb2.AssemblyInfo(
+            cached_tokens=assembled.cached_tokens,
+            dropped_rounds=assembled.dropped_rounds,
             template_version=assembled.template_version,
             tokenizer_fingerprint=self._fingerprint,
             warnings=as_warnings(assembled.findings),
@@ -125,15 +160,36 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
 class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
     """Answers hermes.v1.AssemblerAdmin."""
 
+    def __init__(self, cache: AssemblyCache, metrics: AssemblerMetrics) -> None:
+        self._cache = cache
+        self._metrics = metrics
+
     async def GetAssemblyCacheStats(
         self, request: assembler_pb2.GetAssemblyCacheStatsRequest, context: Context
     ) -> assembler_pb2.GetAssemblyCacheStatsResponse:
-        raise _not_yet("GetAssemblyCacheStats")
+        self._metrics.sizes(self._cache.in_memory, self._cache.on_disk)
+        counts = await asyncio.to_thread(self._metrics.read)
+        return assembler_pb2.GetAssemblyCacheStatsResponse(
+            lookups=counts.of("lookups_total"),
+            memory_hits=counts.of("lookups_total", result="memory"),
+            disk_hits=counts.of("lookups_total", result="disk"),
+            prefix_hits=counts.of("beginnings_total") - counts.of("beginnings_total", result="miss"),
+            tokens=counts.of("prompt_tokens_total"),
+            cached_tokens=counts.of("hit_tokens_total"),
+            entries=counts.of("disk_entries") or counts.of("memory_entries"),
+            disk_bytes=counts.of("disk_bytes"),
+            evictions=counts.of("evicted_entries_total"),
+            damaged=counts.of("damaged_entries_total"),
+            memory_bytes=counts.of("memory_bytes"),
+            dropped_writes=counts.of("dropped_writes_total"),
+            disk_troubles=counts.of("disk_troubles_total"),
+        )
 
     async def FlushAssemblyCache(
         self, request: assembler_pb2.FlushAssemblyCacheRequest, context: Context
     ) -> assembler_pb2.FlushAssemblyCacheResponse:
-        raise _not_yet("FlushAssemblyCache")
+        removed = await self._cache.flush(request.namespace or None)
+        return assembler_pb2.FlushAssemblyCacheResponse(removed=removed)
 
 
 def _request_id(request: _Request) -> str:
@@ -144,6 +200,10 @@ def _duration(seconds: float) -> duration_pb2.Duration:
     duration = duration_pb2.Duration()
     duration.FromTimedelta(timedelta(seconds=seconds))
     return duration
+
+
+def _bad_truncation(field: str, problem: str) -> HermesError:
+    return invalid_argument("BAD_TRUNCATION", f"{problem}: set mode to MODE_ROUNDS, or leave it out.", field=field)
 
 
 def _not_yet(what: str) -> HermesError:

@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from assembler import tools
+from assembler.clock import Clock
 from assembler.messages import Conversation
 from assembler.words import Words
 from shared.errors import HermesError, invalid_argument
@@ -18,16 +20,18 @@ QUOTED_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """kwargs: extra template variables, JSON values."""
+    """kwargs: extra template variables, JSON values. now: the time that it may print; else it looks itself."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    now: datetime | None = None
 
 
 class ChatTemplate(Protocol):
     """version: digest of all that decides what this template writes, 64 hex digits.
     words: what it writes itself and what it looks for, by which control tokens are told from a caller's text.
+    clock: what it takes from outside of the conversation.
     """
 
     @property
@@ -35,6 +39,9 @@ class ChatTemplate(Protocol):
 
     @property
     def words(self) -> Words: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         """Refuses what the template would leave out.
@@ -47,7 +54,7 @@ class ChatTemplate(Protocol):
 
 
 def render_options(
-    *, add_generation_prompt: bool | None, continue_final_message: bool, kwargs_json: str
+    *, add_generation_prompt: bool | None, continue_final_message: bool, kwargs_json: str, now: datetime | None = None
 ) -> RenderOptions:
     """Options as a chat asks for them. Raises HermesError GENERATION_PROMPT_CONFLICT or BAD_TEMPLATE_KWARGS."""
     if add_generation_prompt and continue_final_message:
@@ -60,6 +67,7 @@ def render_options(
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=continue_final_message,
         kwargs=_kwargs(kwargs_json),
+        now=now,
     )
 
 

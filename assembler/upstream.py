@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import grpc
 
+from assembler import packed
 from assembler.tokenizer import TokenIds
 from hermes.v1 import executor_pb2, executor_pb2_grpc, types_pb2
 from shared.errors import HermesError, deadline_exceeded, failed_precondition, from_rpc_error, unavailable
@@ -216,10 +217,12 @@ class Upstream:
 
 def _parts(ids: TokenIds) -> list[executor_pb2.TokenChunk]:
     ends = [*range(PART_TOKENS, len(ids), PART_TOKENS), len(ids)]
-    return [
-        executor_pb2.TokenChunk(token_ids=ids[begin:end], end_of_prompt=end == len(ids))
-        for begin, end in itertools.pairwise([0, *ends])
-    ]
+    parts = []
+    for begin, end in itertools.pairwise([0, *ends]):
+        part = executor_pb2.TokenChunk(end_of_prompt=end == len(ids))
+        packed.add(part, "token_ids", ids[begin:end])
+        parts.append(part)
+    return parts
 
 
 def _as_told(error: grpc.aio.AioRpcError, address: str) -> HermesError:

@@ -33,8 +33,13 @@ class LengthBound:
     characters_per_token: int
     vanishing: str
 
-    def least_tokens(self, text: str) -> int:
-        """A number of tokens that the text surely has, told without encoding it."""
+    def least_tokens(self, text: str, above: int = 0) -> int:
+        """A number of tokens that the text surely has, told without encoding it.
+
+        above: 0 is told where it is not above that, because nobody asks then.
+        """
+        if len(text) <= above * self.characters_per_token:
+            return 0
         lasting = len(text) - sum(map(text.count, self.vanishing))
         return math.ceil(lasting / self.characters_per_token)
 

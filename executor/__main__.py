@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from hermes.v1 import executor_pb2_grpc
 from shared import extras
 from shared import server as hermes_server
-from shared.config import ExecutorSettings
 from shared.errors import StartupError
 from shared.metrics import Endpoint
 from shared.server import Health
+from shared.settings import ExecutorSettings
 
 if TYPE_CHECKING:
     from executor.build import Executor
@@ -104,9 +104,13 @@ def _build(
     return build(settings, registry, loop, on_death)
 
 
+def _serve(settings: ExecutorSettings) -> int:
+    return hermes_server.run(ExecutorApplication(settings), settings)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs an executor until it is told to stop. Returns the exit code."""
-    return hermes_server.main(ExecutorSettings, ExecutorApplication, argv)
+    return hermes_server.main(ExecutorSettings, _serve, argv)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from executor.scheduler import SchedulerLimits
 from executor.service import ExecutorService
 from executor.translate import Translator
 from hermes.v1 import executor_pb2
-from shared.config import ExecutorSettings
 from shared.metrics import ExecutorMetrics
 from shared.models import ModelDirectory, model_version, resolve, tokenizer_fingerprint
+from shared.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 

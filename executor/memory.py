@@ -11,8 +11,8 @@ import torch
 from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
 from executor.kv.pool import BlockPool, KVLayout, auto_block_size
-from shared.config import ExecutorSettings, memory_bytes
 from shared.errors import StartupError
+from shared.settings import ExecutorSettings, memory_bytes
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _LEAST_BLOCKS: Final = 8  # below this a pool serves no conversation, and the setting is surely a slip

@@ -97,10 +97,10 @@ class SampleRow(NamedTuple):
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Rows[SampleRow]) -> list[int]:
     """Chooses one token per row from `[rows, vocab]` logits, which are overwritten."""
-    _penalize(logits, rows)
     for i, row in enumerate(rows):
         if row.rules is not None:
             row.rules.apply(logits[i], early=row.early)
+    _penalize(logits, rows)
     chosen = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
     if drawn:

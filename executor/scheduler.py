@@ -58,6 +58,8 @@ class Scheduler:
         """Requests that waited for a prefix which another was computing."""
         self._cache = cache
         self._limits = limits
+        self._short = False
+        """Whether the last `schedule` had a place for the next one, but not the blocks."""
 
     @property
     def running_requests(self) -> int:
@@ -72,7 +74,7 @@ class Scheduler:
     @property
     def full(self) -> bool:
         """Whether the queue has no room for another request."""
-        places = max(self._limits.max_running - len(self.running), 0)
+        places = 0 if self._short else max(self._limits.max_running - len(self.running), 0)
         return self.waiting_requests >= self._limits.max_waiting + places
 
     def add(self, sequence: Sequence) -> None:
@@ -116,6 +118,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets waiting sequences run, each in its turn, while there is room for the next one."""
+        self._short = False
         for sequence in self._in_turn():
             if len(self.running) >= self._limits.max_running:
                 return
@@ -125,6 +128,7 @@ class Scheduler:
             if self._has_room(sequence, found):
                 self._enter(sequence, found)
             elif self.running:
+                self._short = True
                 return
             else:
                 self._give_up(sequence)
@@ -166,16 +170,18 @@ class Scheduler:
         return waits
 
     def _owner_of_next(self, sequence: Sequence, cached: int) -> Sequence | None:
-        """The running prefill that is about to publish the block at which the tree's part of this prompt ends."""
+        """The running prefill that is about to publish the block at which the tree's part of this prompt ends.
+
+        And with it, now or later, enough that comes behind that.
+        """
         size, tokens = self._cache.block_size, sequence.tokens
-        start = cached - cached % size
-        wanted = tokens[start : min(start + size, len(tokens) - 1)]
+        start, enough = cached - cached % size, cached + _WORTH_WAITING_TOKENS
+        if enough >= len(tokens):
+            return None
         for owner in self.running:
-            prefills = owner.remaining > 1 and owner.computed < start + size <= len(owner.tokens)
-            if prefills and _shares(owner, sequence):
-                gained = _agreed(owner.tokens[start : start + size], wanted) - (cached - start)
-                if gained >= min(size, _WORTH_WAITING_TOKENS) and owner.tokens[:start] == tokens[:start]:
-                    return owner
+            publishes = owner.remaining > 1 and owner.computed < start + size <= len(owner.tokens)
+            if publishes and _shares(owner, sequence) and _agree(owner.tokens, tokens, start, enough):
+                return owner
         return None
 
     def _has_room(self, sequence: Sequence, found: Match) -> bool:
@@ -252,6 +258,6 @@ def _shares(owner: Sequence, sequence: Sequence) -> bool:
     return sequence.request.read_cache and owner.held.findable and owner.request.scope == sequence.request.scope
 
 
-def _agreed(left: list[int], right: list[int]) -> int:
-    """How many first tokens two blocks have in common."""
-    return next((i for i, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), len(right))
+def _agree(left: list[int], right: list[int], start: int, end: int) -> bool:
+    """Whether the first `end` tokens are the same; those from `start` on are the likeliest to differ."""
+    return left[start:end] == right[start:end] and left[:start] == right[:start]

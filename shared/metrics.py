@@ -9,9 +9,10 @@ The two caches are told apart, because they fail for different reasons. What mat
 
 import errno
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, multiprocess, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -131,6 +132,22 @@ class _LoadCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=_MODEL)
             counter.add_metric(self._labels, value)
             yield counter
+
+
+# Names the directory in which prometheus_client keeps a process's counts, from its import on.
+PROCESSES_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def of_processes(directory: Path) -> CollectorRegistry:
+    """What several processes have counted together, which keep their counts in a directory."""
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
+    return registry
+
+
+def process_ended(directory: Path, pid: int) -> None:
+    """Leaves out what an ended process had at that time; what it has counted stays."""
+    multiprocess.mark_process_dead(pid, path=str(directory))  # type: ignore[no-untyped-call]
 
 
 class Endpoint:

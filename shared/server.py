@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import grpc
 import uvloop
@@ -17,9 +17,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared import config, logs, tls
-from shared.config import ServerSettings
 from shared.errors import StartupError
 from shared.interceptors import CallLog, Errors, Gate
+from shared.settings import ServerSettings
 
 EXIT_OK: Final = 0
 EXIT_CRASH: Final = 1
@@ -34,7 +34,6 @@ _SERVING: Final = {
     False: health_pb2.HealthCheckResponse.NOT_SERVING,
 }
 _OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # else a second server shares the port silently
     # Clients ping every 30 seconds, also between calls; gRPC would take that for abuse and drop them.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -96,31 +95,37 @@ class Application(Protocol):
         """Frees everything. Called once after a start that succeeded, however the drain went."""
 
 
-def main(settings_class: type[S], build: Callable[[S], Application], argv: list[str] | None = None) -> int:
-    """A service's whole process: loads its settings, builds the application from them, runs it.
+class Seat(NamedTuple):
+    """A process's place among several that serve one port. on_ready: called when it serves."""
 
-    build may raise StartupError for settings that it cannot use.
-    Returns the exit code, as `run` does; 2 also for a bad setting, with one sentence on stderr.
+    number: int
+    on_ready: Callable[[], None]
+
+
+def main(settings_class: type[S], serve: Callable[[S], int], argv: list[str] | None = None) -> int:
+    """A service's whole process: loads its settings, and serves with them.
+
+    serve may raise StartupError for settings that it cannot use.
+    Returns the exit code of serve, as `run` has them; 2 also for a bad setting, with one sentence on stderr.
     """
     try:
-        settings = config.load(settings_class, argv)
-        application = build(settings)
+        return serve(config.load(settings_class, argv))
     except StartupError as error:
         sys.stderr.write(f"hermes-{settings_class.service}: {error}\n")
         return EXIT_STARTUP
-    return run(application, settings)
 
 
-def run(application: Application, settings: ServerSettings) -> int:
+def run(application: Application, settings: ServerSettings, seat: Seat | None = None) -> int:
     """Serves until SIGTERM or SIGINT, then drains.
 
+    seat: for one of several processes on one port, which somebody has checked and keeps for them.
     Returns the exit code: 0, 2 for a StartupError, 1 for a crash. A second SIGINT ends the process at once with 130,
     and a signal before the server is ready ends it with 0, whatever threads are busy with.
     """
     logs.configure(settings.log_level, settings.log_format, application.name)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Life(application, settings).run())
+            runner.run(_Life(application, settings, seat).run())
     except StartupError as error:
         sys.stderr.write(f"hermes-{application.name}: {error}\n")
         return EXIT_STARTUP
@@ -133,9 +138,10 @@ def run(application: Application, settings: ServerSettings) -> int:
 class _Life:
     """One server from bind to stop."""
 
-    def __init__(self, application: Application, settings: ServerSettings) -> None:
+    def __init__(self, application: Application, settings: ServerSettings, seat: Seat | None) -> None:
         self._application = application
         self._settings = settings
+        self._seat = seat
         self._health = Health()
         self._gate = Gate()
         self._told_to_stop = asyncio.Event()
@@ -153,7 +159,7 @@ class _Life:
             await self._start(server)
             try:
                 await server.start()
-                log.info("%s ready on %s (%s)", self._application.name, address, self._summary())
+                self._tell_ready(address)
                 await self._told_to_stop.wait()
                 await self._drain()
             finally:
@@ -161,6 +167,13 @@ class _Life:
         finally:
             await server.stop(grace=_FAREWELL_SECONDS)
         log.info("%s stopped", self._application.name)
+
+    def _tell_ready(self, address: str) -> None:
+        if self._seat is None:
+            log.info("%s ready on %s (%s)", self._application.name, address, self._summary())
+        else:
+            log.info("%s worker %d serves (%s)", self._application.name, self._seat.number, self._summary())
+            self._seat.on_ready()
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._interrupts += number == signal.SIGINT
@@ -172,7 +185,9 @@ class _Life:
     def _build(self) -> grpc.aio.Server:
         limit = int(self._settings.max_message_bytes)
         sizes = (("grpc.max_send_message_length", limit), ("grpc.max_receive_message_length", limit))
-        server = grpc.aio.server(interceptors=(CallLog(), Errors(), self._gate), options=_OPTIONS + sizes)
+        sharing = (("grpc.so_reuseport", 0 if self._seat is None else 1),)  # else a second server shares it silently
+        options = _OPTIONS + sizes + sharing
+        server = grpc.aio.server(interceptors=(CallLog(), Errors(), self._gate), options=options)
         if self._settings.reflection:
             names = (*self._application.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
@@ -181,7 +196,8 @@ class _Life:
     def _bind(self, server: grpc.aio.Server) -> str:
         credentials = tls.credentials(self._settings)
         host, port = self._settings.host, self._settings.port
-        _check_address(host, port)
+        if self._seat is None:
+            check_address(host, port)
         shown = f"[{host}]" if ":" in host else host
         try:
             if credentials is None:
@@ -231,7 +247,8 @@ class _Life:
         return f"{security}, process {os.getpid()}, started in {time.monotonic() - self._began:.1f} s"
 
 
-def _check_address(host: str, port: int) -> None:
+def check_address(host: str, port: int) -> None:
+    """Raises StartupError where a server cannot listen there, and says why."""
     # gRPC only says that it could not bind, and serves half of what a name stands for where the rest is taken.
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

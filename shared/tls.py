@@ -5,8 +5,8 @@ from pathlib import Path
 
 import grpc
 
-from shared.config import ServerSettings
 from shared.errors import StartupError
+from shared.settings import ServerSettings
 
 
 def credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared import models
-from shared.config import DEFAULT_MODEL
+from shared.settings import DEFAULT_MODEL
 
 
 @pytest.fixture(scope="session")

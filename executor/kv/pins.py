@@ -72,7 +72,8 @@ class Pins:
         nothing, the pin holds nothing. Raises PinLimitError where too much would be pinned, and then has changed
         nothing.
         """
-        path = self._path(scope, tokens)
+        found = self._tree.match(scope, tokens, len(tokens))
+        path = [*found.path, found.source] if found.source else found.path
         self._check(sum(not node.pins for node in path))
         self._tree.pin(path)
         pin = Pin(secrets.token_hex(8), len(path))  # no count from 1: an id from before a restart must name nothing
@@ -82,7 +83,10 @@ class Pins:
 
     def check(self, scope: Scope, tokens: Sequence[int]) -> None:
         """Raises PinLimitError where all of these tokens, once the tree has them, could not be pinned. O(tokens)."""
-        pinned = sum(node.pins > 0 for node in self._path(scope, tokens))
+        path, leaf, rows = self._tree.match(scope, tokens, len(tokens))
+        pinned = sum(node.pins > 0 for node in path)
+        if leaf is not None and rows == min(len(leaf.tokens), len(tokens) - leaf.start):  # theirs, or grows into theirs
+            pinned += leaf.pins > 0
         self._check(-(-len(tokens) // self._block_size) - pinned)
 
     def unpin(self, pin_id: str) -> None:
@@ -112,11 +116,6 @@ class Pins:
     def paths(self) -> Iterator[tuple[Node, ...]]:
         """What each pin holds; for checks."""
         return (held.nodes for held in self._held.values())
-
-    def _path(self, scope: Scope, tokens: Sequence[int]) -> list[Node]:
-        """What the tree has of the tokens now."""
-        found = self._tree.match(scope, tokens, len(tokens))
-        return [*found.path, found.source] if found.source else list(found.path)
 
     def _check(self, more: int) -> None:
         if self._tree.pinned + more > self.limit:

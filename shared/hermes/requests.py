@@ -36,7 +36,7 @@ class PromptOptions(TypedDict, total=False):
     max_prompt_tokens: int | None
     """Drop the oldest rounds of a conversation until it fits this window; without it a longer one is refused."""
     keep_last_rounds: int | None
-    """Rounds at the end that are always kept; only with max_prompt_tokens."""
+    """Rounds at the end that are always kept; without max_prompt_tokens, the window is the server's."""
     model: str | None
     """The served model's name; else whatever is served."""
     request_id: str | None

@@ -1,12 +1,14 @@
 """What the supervisor starts: each service's command, and how to tell that it is ready."""
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from hermes.health import EXECUTOR, GENERATE
-from shared.config import AssemblerSettings, ExecutorSettings, ServerSettings, load
+from shared.config import load
 from shared.errors import StartupError
+from shared.settings import AssemblerSettings, ExecutorSettings
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens there
 
@@ -44,20 +46,21 @@ def services_of(assembler_arguments: Sequence[str] = (), executor_arguments: Seq
     """
     executor_settings = load(ExecutorSettings, list(executor_arguments))
     executor = _service("executor", executor_settings, executor_arguments, EXECUTOR)
-    executor = executor._replace(metrics_port=executor_settings.metrics_port)
     assembler_settings = load(AssemblerSettings, list(assembler_arguments))
     assembler = _service("assembler", assembler_settings, assembler_arguments, GENERATE)
     if "executor" not in assembler_settings.model_fields_set:
         assembler = assembler._replace(
             environment={**assembler.environment, "HERMES_ASSEMBLER_EXECUTOR": executor.address}
         )
-    for setting, port in executor.listens:
-        if port == assembler.port:
-            raise StartupError(f"The assembler's port and the executor's {setting} are both {port}: set another one.")
+    for (own, port), (setting, taken) in itertools.product(assembler.listens, executor.listens):
+        if port == taken:
+            raise StartupError(f"The assembler's {own} and the executor's {setting} are both {port}: set another one.")
     return [executor, assembler]
 
 
-def _service(name: str, settings: ServerSettings, arguments: Sequence[str], health: str) -> Service:
+def _service(
+    name: str, settings: AssemblerSettings | ExecutorSettings, arguments: Sequence[str], health: str
+) -> Service:
     if settings.port == 0:
         raise StartupError(f"The {name} cannot have port 0 here: callers would not find it. Set another.")
     return Service(
@@ -69,4 +72,5 @@ def _service(name: str, settings: ServerSettings, arguments: Sequence[str], heal
         health=health,
         tls_ca=str(settings.tls_cert) if settings.tls_cert else None,
         drain_seconds=settings.drain_seconds,
+        metrics_port=settings.metrics_port,
     )

@@ -25,9 +25,9 @@ from executor.memory import build_cache
 from executor.model import Model, choose_device, choose_dtype
 from executor.requests import Request, Sampling, Stopping
 from executor.scheduler import SchedulerLimits
-from shared.config import DEFAULT_MODEL, ExecutorSettings
 from shared.metrics import ExecutorMetrics
 from shared.models import prepare
+from shared.settings import DEFAULT_MODEL, ExecutorSettings
 
 SHARED, OWN, PROMPT, CACHED = 500, 150, 600, 500
 BATCHES = (1, 8, 32)

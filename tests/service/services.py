@@ -19,8 +19,8 @@ START_SECONDS = 120
 STOP_SECONDS = 30
 
 
-# Else two executors on one machine want the same port.
-OWN_PORTS = {"executor": ("--metrics-port", "0"), "assembler": ()}
+# Else two of them on one machine want the same port.
+OWN_PORTS = ("--metrics-port", "0")
 
 
 class ServiceProcess:
@@ -30,7 +30,7 @@ class ServiceProcess:
         self.log: list[str] = []
         self._ready = threading.Event()
         self._address = ""
-        command = [sys.executable, "-m", module, "--port", str(port), *OWN_PORTS[module], *flags]
+        command = [sys.executable, "-m", module, "--port", str(port), *OWN_PORTS, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

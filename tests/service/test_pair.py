@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import subprocess
 import sys
 import time
@@ -201,8 +202,12 @@ def test_the_tree_is_warmed_shown_and_flushed_from_the_command_line(assembler, e
     shown = hermes("cache", "tree", "--namespace", "cli", "--executor", executor.address).stdout
     assert "pinned" in shown
     assert hermes("cache", "unpin", pinned.stdout.strip(), "--executor", executor.address).returncode == 0
-    flushed = hermes("cache", "flush", "--namespace", "cli", "--executor", executor.address)
+    counted = hermes("cache", "stats", *both).stdout
+    assert "prompts:" in counted
+    assert "tree:" in counted
+    flushed = hermes("cache", "flush", "--namespace", "cli", *both)
     assert "blocks are free now" in flushed.stderr
+    assert "are forgotten" in flushed.stderr
 
 
 def test_a_stop_string_ends_the_answer_before_it(client):
@@ -210,6 +215,23 @@ def test_a_stop_string_ends_the_answer_before_it(client):
     assert answer.finish_reason == "stop"
     assert "Paris" not in answer.text
     assert answer.text
+
+
+def test_a_conversation_beyond_its_window_keeps_its_hits_between_cuts(client):
+    """After a cut only the system part is known to the tree; the turn after it is as cheap as ever."""
+    messages, dropped, computed = [{"role": "system", "content": SYSTEM}], [], []
+    for turn in range(16):
+        messages.append({"role": "user", "content": f"Question {turn}: " + "tell me of a river and a town by it. " * 5})
+        answer = client.chat(messages, temperature=0, max_tokens=4, namespace="rounds", max_prompt_tokens=900)
+        messages.append({"role": "assistant", "content": answer.text + " It is a fine river." * 5})
+        dropped.append(answer.info.dropped_rounds)
+        computed.append(answer.usage.prompt_tokens - answer.usage.cached_tokens)
+        assert answer.usage.prompt_tokens <= 900
+    cuts = [turn for turn in range(1, len(dropped)) if dropped[turn] != dropped[turn - 1]]
+    assert len(cuts) >= 2
+    assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(cuts))
+    usual = 1.2 * max(computed[turn] for turn in range(1, cuts[0]))  # of one turn; answers differ a little
+    assert all(computed[turn + 1] < usual < computed[turn] for turn in cuts if turn + 1 < len(computed)), computed
 
 
 def test_the_executors_metrics_count_what_was_cached(executor, assembler, client):

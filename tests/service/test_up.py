@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PORTS = ("HERMES_ASSEMBLER_PORT", "HERMES_EXECUTOR_PORT", "HERMES_EXECUTOR_METRICS_PORT")
+PORTS = (
+    "HERMES_ASSEMBLER_PORT",
+    "HERMES_EXECUTOR_PORT",
+    "HERMES_EXECUTOR_METRICS_PORT",
+    "HERMES_ASSEMBLER_METRICS_PORT",
+)
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here"),

@@ -1,193 +1,131 @@
-"""`hermes cache`: look at the prefix tree, fill it ahead of use, keep a part of it, empty it."""
+"""`hermes cache`: both caches in one picture, the assembler's of prompts and the executor's prefix tree."""
 
-import math
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import grpc
 import typer
-from google.protobuf import duration_pb2
+from google.protobuf.message import Message
 
-from hermes.arguments import bad_argument, build
+from hermes.arguments import build
 from hermes.channels import open_channel, unreachable
 from hermes.cli import options as opt
-from hermes.cli.console import fail, note, out, print_json, text_or_stdin
-from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR, Client
-from hermes.v1 import executor_pb2, executor_pb2_grpc
-from shared.errors import from_rpc_error
+from hermes.cli import prefix_tree
+from hermes.cli.console import complain, note, out, print_json
+from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR
+from hermes.v1 import assembler_pb2, assembler_pb2_grpc, executor_pb2
+from shared.errors import HermesError, from_rpc_error
 
 T = TypeVar("T")
 
-_LONGEST_PIN: Final = 365 * 24 * 3600.0  # seconds; a longer one is surely a slip
+app = typer.Typer(
+    help="Look at both caches and empty them: assembled prompts, and the prefix tree, which can be warmed and pinned.",
+    no_args_is_help=True,
+)
 
-app = typer.Typer(help="Look at the prefix tree, warm it, pin a part of it, empty it.", no_args_is_help=True)
 
-_Text = Annotated[str | None, typer.Argument(help="A user message behind the system message; - reads standard input.")]
-_Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Whose tree; empty is the common one.")]
-_Raw = Annotated[bool, typer.Option("--raw", help="Take the message as raw text, without a chat template.")]
+class Which(StrEnum):
+    """One of the caches."""
+
+    PROMPTS = "prompts"
+    TREE = "tree"
 
 
 @app.command()
-def tree(
+def stats(
     *,
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="One namespace; else all.")] = "",
-    branches: Annotated[int, typer.Option("--branches", metavar="N", min=1, help="Most branches to list.")] = 20,
     as_json: opt.AsJson = False,
     timeout: opt.Timeout = 10.0,
+    address: opt.Address = DEFAULT_ADDRESS,
     executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
-    """Show the tree's counters and its largest branches."""
-    request = build(
-        executor_pb2.DescribeTreeRequest, {"max_branches": "branches"}, namespace=namespace, max_branches=branches
+    """Show how often each cache had what was asked for. What cannot be reached is said, and the exit code is 1."""
+    prompts = _told(
+        lambda: _ask(
+            address,
+            tls_ca,
+            lambda stub: stub.GetAssemblyCacheStats(assembler_pb2.GetAssemblyCacheStatsRequest(), timeout=timeout),
+        )
     )
-    told = _ask(executor, tls_ca, lambda stub: stub.DescribeTree(request, timeout=timeout))
-    counters = {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields if field.name != "branches"}
+    request = executor_pb2.DescribeTreeRequest(max_branches=1)
+    tree = _told(lambda: prefix_tree.ask(executor, tls_ca, lambda stub: stub.DescribeTree(request, timeout=timeout)))
+    counted = {"prompts": _counters(prompts), "tree": _counters(tree)}
     if as_json:
-        print_json({**counters, "branches": [_json_of(branch) for branch in told.branches]})
-        return
-    width = max(map(len, counters))
-    for name, value in counters.items():
-        out.print(f"{name:{width}}  {value}", markup=False)
-    if told.prompt_tokens:
-        out.print(f"{'hit rate':{width}}  {told.cached_tokens / told.prompt_tokens:.1%} of prompt tokens")
-    if told.branches:
-        out.print("")
-        for line in _table(told.branches):
-            out.print(line, markup=False)
-
-
-@app.command()
-def warm(
-    message: _Text = None,
-    *,
-    system: opt.System = None,
-    raw: _Raw = False,
-    namespace: _Namespace = "",
-    timeout: opt.Timeout = None,
-    address: opt.Address = DEFAULT_ADDRESS,
-    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
-    tls_ca: opt.TlsCa = None,
-) -> None:
-    """Compute the beginning of a prompt ahead of its use."""
-    token_ids = _prefix(message, system, raw, lambda: Client(address, timeout=timeout, tls_ca=tls_ca))
-    request = build(executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace)
-    told = _ask(executor, tls_ca, lambda stub: stub.WarmPrefix(request, timeout=timeout))
-    note(f"{told.cached_tokens} tokens were there, {told.computed_tokens} were computed")
-
-
-@app.command()
-def pin(
-    message: _Text = None,
-    *,
-    seconds: Annotated[float, typer.Option("--for", metavar="SECONDS", min=0.001, help="How long.")] = 3600.0,
-    system: opt.System = None,
-    raw: _Raw = False,
-    namespace: _Namespace = "",
-    timeout: opt.Timeout = None,
-    address: opt.Address = DEFAULT_ADDRESS,
-    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
-    tls_ca: opt.TlsCa = None,
-) -> None:
-    """Compute the beginning of a prompt and keep it for a time; print the pin's name."""
-    token_ids = _prefix(message, system, raw, lambda: Client(address, timeout=timeout, tls_ca=tls_ca))
-    request = build(executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace, pin=_duration(seconds))
-    told = _ask(executor, tls_ca, lambda stub: stub.WarmPrefix(request, timeout=timeout))
-    note(f"{told.cached_tokens} tokens were there, {told.computed_tokens} were computed; kept for {seconds:g} s")
-    typer.echo(told.pin_id)
-
-
-@app.command()
-def unpin(
-    pin_id: Annotated[str, typer.Argument(help="What `hermes cache pin` printed.")],
-    timeout: opt.Timeout = 10.0,
-    executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
-    tls_ca: opt.TlsCa = None,
-) -> None:
-    """End a pin."""
-    request = build(executor_pb2.UnpinPrefixRequest, pin_id=pin_id)
-    _ask(executor, tls_ca, lambda stub: stub.UnpinPrefix(request, timeout=timeout))
+        print_json({**counted})
+    else:
+        for name, counters in counted.items():
+            if counters is not None:
+                _show(name, counters)
+    if None in counted.values():
+        raise typer.Exit(1)
 
 
 @app.command()
 def flush(
+    *,
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="One namespace; else all.")] = "",
+    only: Annotated[Which | None, typer.Option("--only", help="One of the caches; else both.")] = None,
     timeout: opt.Timeout = 10.0,
+    address: opt.Address = DEFAULT_ADDRESS,
     executor: opt.ExecutorAddress = DEFAULT_EXECUTOR,
     tls_ca: opt.TlsCa = None,
 ) -> None:
-    """Drop every cached block, pins too. What runs goes on."""
-    request = build(executor_pb2.FlushTreeRequest, namespace=namespace)
-    told = _ask(executor, tls_ca, lambda stub: stub.FlushTree(request, timeout=timeout))
-    note(f"{told.freed_blocks} blocks are free now")
+    """Forget assembled prompts, and drop every block of the prefix tree, pins too. What runs goes on."""
+    done = True
+    if only is not Which.TREE:
+        request = build(assembler_pb2.FlushAssemblyCacheRequest, namespace=namespace)
+        told = _told(lambda: _ask(address, tls_ca, lambda stub: stub.FlushAssemblyCache(request, timeout=timeout)))
+        done = told is not None
+        if told is not None:
+            note(f"{told.removed} prompts and beginnings are forgotten")
+    if only is not Which.PROMPTS:
+        flushed = build(executor_pb2.FlushTreeRequest, namespace=namespace)
+        freed = _told(lambda: prefix_tree.ask(executor, tls_ca, lambda stub: stub.FlushTree(flushed, timeout=timeout)))
+        done = done and freed is not None
+        if freed is not None:
+            note(f"{freed.freed_blocks} blocks are free now")
+    if not done:
+        raise typer.Exit(1)
 
 
-def _prefix(message: str | None, system: str | None, raw: bool, connect: Callable[[], Client]) -> list[int]:
-    """The ids that prompts with this beginning start with."""
-    if message is None and system is None:
-        fail("Give a --system message, a message, or both: that is the beginning to keep.", code=2)
-    if raw and system is not None:
-        fail("--raw takes the text as it is, so there is no place for --system.", code=2)
-    text = None if message is None else text_or_stdin(message)
-    with connect() as client:
-        if raw:
-            return list(client.assemble(text=text).token_ids)
-        turns = [("system", system), ("user", text)]
-        messages = [{"role": role, "content": content} for role, content in turns if content is not None]
-        return list(client.assemble(messages, add_generation_prompt=False).token_ids)
+app.command()(prefix_tree.tree)
+app.command()(prefix_tree.warm)
+app.command()(prefix_tree.pin)
+app.command()(prefix_tree.unpin)
 
 
-def _ask(executor: str, tls_ca: Path | None, call: Callable[[executor_pb2_grpc.ExecutorAdminStub], T]) -> T:
-    with open_channel(executor, tls_ca) as channel:
+def _told(ask: Callable[[], T]) -> T | None:
+    """What a service answers; None where it does not, which is said."""
+    try:
+        return ask()
+    except HermesError as error:
+        complain(error.message)
+        return None
+
+
+def _ask(address: str, tls_ca: Path | None, call: Callable[[assembler_pb2_grpc.AssemblerAdminStub], T]) -> T:
+    with open_channel(address, tls_ca) as channel:
         try:
-            return call(executor_pb2_grpc.ExecutorAdminStub(channel))
+            return call(assembler_pb2_grpc.AssemblerAdminStub(channel))
         except grpc.RpcError as error:
-            raise unreachable(from_rpc_error(error), "executor", executor) from None
+            raise unreachable(from_rpc_error(error), "assembler", address) from None
 
 
-def _duration(seconds: float) -> duration_pb2.Duration:
-    if math.isnan(seconds) or seconds > _LONGEST_PIN:
-        raise bad_argument("--for", f"cannot be {seconds:g}: a pin lasts a year at most ({_LONGEST_PIN:g} seconds)")
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration
+def _counters(told: Message | None) -> dict[str, int] | None:
+    if told is None:
+        return None
+    return {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields if field.name != "branches"}
 
 
-def _idle(branch: executor_pb2.Branch) -> float:
-    return branch.idle.ToTimedelta().total_seconds()
-
-
-def _json_of(branch: executor_pb2.Branch) -> dict[str, object]:
-    fields = [field.name for field in branch.DESCRIPTOR.fields if field.name not in {"idle", "head_token_ids"}]
-    return {
-        **{name: getattr(branch, name) for name in fields},
-        "idle": _idle(branch),
-        "head_token_ids": list(branch.head_token_ids),
-    }
-
-
-def _table(branches: Sequence[executor_pb2.Branch]) -> list[str]:
-    """A line of titles, then one of each branch; the namespace stands last, since it may be long."""
-    rows = [("branch", "from", "start", "tokens", "children", "running", "hits", "idle s", "", "namespace")]
-    rows += [
-        (
-            str(branch.id),
-            str(branch.parent_id),
-            str(branch.start),
-            str(branch.tokens),
-            str(branch.children),
-            str(branch.running_requests),
-            str(branch.hits),
-            f"{_idle(branch):.0f}",
-            "pinned" if branch.pinned else "",
-            branch.namespace,
-        )
-        for branch in branches
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}".rstrip()
-        for row in rows
-    ]
+def _show(name: str, counters: dict[str, int]) -> None:
+    """A cache's counters, its hit rate in tokens last."""
+    out.print(f"{name}:")
+    width = max(map(len, counters))
+    for counter, value in counters.items():
+        out.print(f"  {counter:{width}}  {value}", markup=False)
+    tokens = counters.get("tokens" if name == Which.PROMPTS else "prompt_tokens")
+    if tokens:
+        out.print(f"  {'hit rate':{width}}  {counters['cached_tokens'] / tokens:.1%} of prompt tokens")

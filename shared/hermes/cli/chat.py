@@ -39,6 +39,7 @@ def chat(
     tools: opt.Tools = None,
     reasoning: opt.Reasoning = True,
     max_tokens: opt.MaxTokens = None,
+    max_prompt_tokens: opt.MaxPromptTokens = None,
     temperature: opt.Temperature = None,
     top_p: opt.TopP = None,
     top_k: opt.TopK = None,
@@ -56,6 +57,7 @@ def chat(
     )
     options["system"] = system
     options["tools"] = opt.functions(tools)
+    options["max_prompt_tokens"] = max_prompt_tokens
     if message is None and not _is_terminal():
         fail('Give a message, as in hermes chat "Hello", or - to read it from standard input.', code=2)
     with Client(address, timeout=timeout, tls_ca=tls_ca) as client:

@@ -25,8 +25,13 @@ Json = dict[str, object]
 def fail(sentence: str, code: int = 1) -> NoReturn:
     """Prints why and leaves the process."""
     with suppress(OSError):  # standard error may be what failed; the exit code tells enough
-        err.print(f"hermes: {sentence}", style="red", markup=False)
+        complain(sentence)
     sys.exit(code)
+
+
+def complain(sentence: str) -> None:
+    """A line on standard error about what does not work."""
+    err.print(f"hermes: {sentence}", style="red", markup=False)
 
 
 def speak_utf8() -> None:
@@ -88,8 +93,9 @@ def stats_of(answer: Answer) -> str:
     """What an answer cost, in one line."""
     prompt, completion, cached = answer.usage
     first = "" if answer.time_to_first_token is None else f" · first token after {answer.time_to_first_token:.2f} s"
+    dropped = f" · {answer.info.dropped_rounds} oldest rounds left out" if answer.info.dropped_rounds else ""
     return (
-        f"prompt {prompt} tokens: {cached} cached, {prompt - cached} computed · "
+        f"prompt {prompt} tokens: {cached} cached, {prompt - cached} computed{dropped} · "
         f"answer {completion} tokens ({answer.finish_reason}){first}"
     )
 

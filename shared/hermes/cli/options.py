@@ -38,6 +38,15 @@ System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Sy
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", metavar="N", min=1, help="End the answer after so many tokens.")
 ]
+MaxPromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-prompt-tokens",
+        metavar="N",
+        min=1,
+        help="Leave out the oldest rounds of a chat that is longer.",
+    ),
+]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="X", help="0 always takes the likeliest token.")
 ]

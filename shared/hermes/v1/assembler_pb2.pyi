@@ -672,6 +672,9 @@ class GetAssemblyCacheStatsResponse(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DROPPED_WRITES_FIELD_NUMBER: _builtins.int
+    DISK_TROUBLES_FIELD_NUMBER: _builtins.int
     lookups: _builtins.int
     memory_hits: _builtins.int
     """Exact hits by tier."""
@@ -685,6 +688,11 @@ class GetAssemblyCacheStatsResponse(_message.Message):
     evictions: _builtins.int
     damaged: _builtins.int
     """Entries found damaged and dropped."""
+    memory_bytes: _builtins.int
+    dropped_writes: _builtins.int
+    """Entries that the disk did not take, because it would not or could not keep up."""
+    disk_troubles: _builtins.int
+    """Times that the disk would not."""
     def __init__(
         self,
         *,
@@ -698,10 +706,13 @@ class GetAssemblyCacheStatsResponse(_message.Message):
         disk_bytes: _builtins.int | None = ...,
         evictions: _builtins.int | None = ...,
         damaged: _builtins.int | None = ...,
+        memory_bytes: _builtins.int | None = ...,
+        dropped_writes: _builtins.int | None = ...,
+        disk_troubles: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "damaged", b"damaged", "disk_bytes", b"disk_bytes", "disk_hits", b"disk_hits", "entries", b"entries", "evictions", b"evictions", "lookups", b"lookups", "memory_hits", b"memory_hits", "prefix_hits", b"prefix_hits", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "damaged", b"damaged", "disk_bytes", b"disk_bytes", "disk_hits", b"disk_hits", "disk_troubles", b"disk_troubles", "dropped_writes", b"dropped_writes", "entries", b"entries", "evictions", b"evictions", "lookups", b"lookups", "memory_bytes", b"memory_bytes", "memory_hits", b"memory_hits", "prefix_hits", b"prefix_hits", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -250,7 +250,9 @@ class SamplingParams(_message.Message):
     token's, k the k likeliest besides.
     """
     @_builtins.property
-    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of these tokens before the penalties."""
+
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """When non-empty, only these tokens can be chosen."""

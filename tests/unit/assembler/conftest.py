@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from assembler import pipeline
-from assembler.pipeline import ModelFiles
+from assembler import model_files
+from assembler.model_files import ModelFiles
 
 
 @pytest.fixture(scope="session")
 def files(model_directory: Path) -> ModelFiles:
-    return pipeline.load(model_directory)
+    return model_files.load(model_directory)
 
 
 @pytest.fixture(scope="session")

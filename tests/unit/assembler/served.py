@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from assembler import messages, pipeline
+from assembler import messages, model_files
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.pipeline import ModelFiles
 from assembler.rendering import Renderer
 from assembler.templates import render_options
 from hermes.v1 import assembler_pb2, types_pb2
@@ -39,7 +39,7 @@ class Served:
 
 def serve(style: Style, directory: Path) -> Served:
     """No mends, because transformers makes none."""
-    files = pipeline.load(directory)
+    files = model_files.load(directory)
     assert files.template is not None
     policy = OrderPolicy(merge_system=False, merge_same_role=False)
     renderer = Renderer(files.template, files.tokenizer, policy, "encode")

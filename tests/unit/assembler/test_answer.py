@@ -9,7 +9,7 @@ from assembler.answer_format import PLAIN as TEXT
 from assembler.answer_format import AnswerFormat
 from assembler.call_formats import FORMATS
 from assembler.detokenizer import StopRule
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.reasoning import ReasoningMarks
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from assembler import pipeline
+from assembler import model_files
 from assembler.answer_format import PLAIN, AnswerFormat, AnswerFormats
 from assembler.call_formats import format_of
 from assembler.jinja_template import JinjaTemplate
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.template_files import built_in_names, read
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.model_styles import STYLES, Style
@@ -22,12 +22,12 @@ TOOL = types_pb2.Tool(function_json='{"name": "find", "parameters": {"type": "ob
 @pytest.fixture(scope="module", params=sorted(NAMED))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Style, ModelFiles]:
     style = NAMED[request.param]
-    return style, pipeline.load(style.write(tmp_path_factory.mktemp(style.name)))
+    return style, model_files.load(style.write(tmp_path_factory.mktemp(style.name)))
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return pipeline.load(NAMED["qwen3"].write(tmp_path_factory.mktemp("qwen3")))
+    return model_files.load(NAMED["qwen3"].write(tmp_path_factory.mktemp("qwen3")))
 
 
 def test_the_format_of_calls_is_the_one_that_reads_what_the_template_writes(served: tuple[Style, ModelFiles]) -> None:
@@ -115,7 +115,7 @@ def test_an_answer_whose_beginning_is_given_has_no_other_beginning(qwen: ModelFi
 
 
 def test_json_at_the_beginning_of_the_rest_of_an_answer_is_no_call(tmp_path: Path) -> None:
-    files = pipeline.load(NAMED["llama3_1"].write(tmp_path))
+    files = model_files.load(NAMED["llama3_1"].write(tmp_path))
     fresh, begun = of(files, prompt(TOOL), "").calls, of(files, continued("As in ", TOOL), "").calls
     assert fresh is not None
     assert begun is not None
@@ -135,15 +135,17 @@ def test_settings_win_over_the_template(qwen: ModelFiles) -> None:
     )
 
 
-def test_a_template_for_tools_tells_the_format_of_chats_with_tools(qwen: ModelFiles, tmp_path: Path) -> None:
-    plain = (NAMED["chatml"].source, NAMED["hermes"].source)
-    directory = NAMED["hermes"].write(tmp_path)
-    (directory / "chat_template.jinja").write_text(plain[0])
+def test_a_template_for_tools_tells_the_format_of_chats_with_tools_alone(tmp_path: Path) -> None:
+    directory = NAMED["qwen3"].write(tmp_path)
+    (directory / "chat_template.jinja").write_text(NAMED["chatml"].source)
     (directory / "additional_chat_templates").mkdir()
-    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(plain[1])
-    form = of(pipeline.load(directory), prompt(TOOL))
-    assert form.calls is not None
-    assert form.calls.name == "hermes"
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["qwen3"].source)
+    files = model_files.load(directory)
+    with_tools = of(files, prompt(TOOL))
+    assert with_tools.calls is not None
+    assert with_tools.calls.name == "hermes"
+    assert with_tools.reasoning is not None
+    assert of(files, prompt()) is PLAIN
 
 
 def test_without_a_template_nothing_is_recognised(files: ModelFiles) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from assembler import tokenizer
 from assembler.detokenizer import StopMatcher, StopRule, detokenizer
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.sample import Sample
 from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.vocabulary import Joining

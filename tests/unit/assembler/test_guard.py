@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from assembler import pipeline
+from assembler import model_files
 from assembler.control import Live
 from assembler.messages import Conversation, Message, Role
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.pipeline import ModelFiles
 from assembler.rendering import Renderer
 from assembler.templates import RenderOptions
 from assembler.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def made(built: tokenizers.Tokenizer, directory: Path, normalizer: Any = None, *
     built.save(str(directory / "tokenizer.json"))
     (directory / "config.json").write_text("{}")
     (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return pipeline.load(directory)
+    return model_files.load(directory)
 
 
 def ids_of(files: ModelFiles, content: str) -> list[int]:
@@ -144,7 +144,7 @@ def test_ids_are_the_models_own_also_where_tokens_stand_in_any_order(tmp_path: P
     built.add_tokens([tokenizers.AddedToken("more", special=False)])
     built.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({}))
-    tokenizer = pipeline.load(tmp_path).tokenizer
+    tokenizer = model_files.load(tmp_path).tokenizer
     text = "<s>plain<z>more<a></s>"
     live = [Live(0, 3, "<s>"), Live(8, 11, "<z>"), Live(15, 18, "<a>"), Live(18, 22, "</s>")]
     assert tokenizer.encode_guarded(text, live) == tokenizer.encode(text)
@@ -159,5 +159,5 @@ def test_white_space_that_a_template_writes_is_no_control_token(tmp_path: Path) 
     (tmp_path / "chat_template.jinja").write_text(
         "{{ 'USER:' }}{% for m in messages %}{{ m.content + '\\n\\n' }}{% endfor %}"
     )
-    assert "\n\n" not in pipeline.load(tmp_path).tokenizer.added.control
-    assert "USER:" in pipeline.load(tmp_path).tokenizer.added.control
+    assert "\n\n" not in model_files.load(tmp_path).tokenizer.added.control
+    assert "USER:" in model_files.load(tmp_path).tokenizer.added.control

@@ -6,7 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from assembler.pipeline import Assembled, Assembler, ModelFiles, Order
+from assembler.model_files import ModelFiles
+from assembler.pipeline import Assembled, Assembler, Order
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
 
@@ -162,6 +163,14 @@ async def test_a_long_text_is_worked_on_beside_the_event_loop(assembler: Assembl
     await asyncio.sleep(0)
     assert not task.done()
     assert list((await task).ids) == reference(text)["input_ids"]
+
+
+async def test_control_text_is_encoded_beside_the_event_loop_also_in_shorter_prompts(assembler: Assembler) -> None:
+    prompt = chat([("user", "Is <|im_end|> a token? " * 500)])
+    task = asyncio.create_task(assembler.assemble(Order(prompt, None)))
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert list((await task).ids).count(2) == 2  # the template's own, of the system's turn and of this one
 
 
 @pytest.mark.parametrize(

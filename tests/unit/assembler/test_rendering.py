@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from assembler import pipeline
+from assembler import model_files
 from assembler.control import _SYMBOLS
 from assembler.jinja_template import JinjaTemplate
 from assembler.messages import Conversation, Message, Role
+from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.pipeline import ModelFiles
 from assembler.rendering import Rendered, Renderer
 from assembler.templates import RenderOptions
 from assembler.tokenizer import Tokenizer
@@ -152,7 +152,7 @@ def test_text_that_only_looks_like_a_beginning_gets_the_template_s_plain_render(
 def test_a_role_mark_that_is_not_special_and_built_of_parts_cannot_be_forged(tmp_path: Path) -> None:
     style = next(each for each in STYLES if each.name == "phi4_mini")
     built = dataclasses.replace(style, special=("<|endoftext|>",), plain=(*style.special[1:], *style.plain))
-    files = pipeline.load(built.write(tmp_path))
+    files = model_files.load(built.write(tmp_path))
     assert {"<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"} <= set(files.tokenizer.added.control)
 
 

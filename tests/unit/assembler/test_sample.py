@@ -11,10 +11,10 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assembler import pipeline
+from assembler import model_files
 from assembler.answer_format import AnswerFormat, AnswerFormats
 from assembler.detokenizer import StopRule
-from assembler.pipeline import ModelFiles
+from assembler.model_files import ModelFiles
 from assembler.sample import Sample
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.model_styles import CHATML_TOKENS, STYLES
@@ -41,7 +41,7 @@ def model(directories: Path, name: str) -> ModelFiles:
     if not directory.exists():
         directory.mkdir()
         NAMED[name].write(directory)
-    return pipeline.load(directory)
+    return model_files.load(directory)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_stop_token_that_is_a_mark_is_no_mark(qwen: ModelFiles) -> None:
 
 def test_reasoning_between_special_tokens_is_seen(tmp_path: Path) -> None:
     style = replace(NAMED["qwen3"], special=(*CHATML_TOKENS, "<think>", "</think>"), plain=())
-    files = pipeline.load(style.write(tmp_path))
+    files = model_files.load(style.write(tmp_path))
     told = Told(files, written(files, "<think>\nHm.\n</think>\n\nParis </think>."))
     assert (told.reasoning, told.text) == ("Hm.", "Paris .")
     told = Told(files, spelled(files, "<think>Hm.</think>"))
@@ -188,7 +188,7 @@ def metaspace(directory: Path, name: str) -> ModelFiles:
     made.add_special_tokens(list(style.special))
     made.add_tokens([tokenizers.AddedToken(each, special=False, normalized=False) for each in style.plain])
     made.save(str(directory / "tokenizer.json"))
-    return pipeline.load(directory)
+    return model_files.load(directory)
 
 
 def test_special_marks_are_seen_where_only_whole_texts_can_be_decoded(tmp_path: Path) -> None:

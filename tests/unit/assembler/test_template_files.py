@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from assembler import pipeline, template_files, tokenizer_config
+from assembler import model_files, template_files, tokenizer_config
 from assembler.declared import DeclaredTemplate
 from assembler.jinja_template import JinjaTemplate
 from assembler.messages import Conversation, Message, Role
@@ -34,7 +34,7 @@ def test_a_name_that_is_neither_is_told_with_the_built_in_ones(tmp_path: Path) -
 def test_the_setting_takes_the_place_of_the_model_s_own(tmp_path: Path) -> None:
     style = next(each for each in STYLES if each.name == "zephyr")
     directory = style.write(tmp_path)
-    own, chosen = pipeline.load(directory).template, pipeline.load(directory, "alpaca").template
+    own, chosen = model_files.load(directory).template, model_files.load(directory, "alpaca").template
     assert own is not None
     assert chosen is not None
     assert own.render(TALK, RenderOptions()).startswith("<|user|>")

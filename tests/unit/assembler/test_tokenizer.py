@@ -8,8 +8,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assembler import tokenizer, tokenizer_config
-from assembler.pipeline import ModelFiles
+from assembler import encoders, tokenizer, tokenizer_config
+from assembler.model_files import ModelFiles
 from assembler.tokenizer import Tokenizer
 from assembler.tokenizer_config import AddedToken
 from assembler.vocabulary import Joining
@@ -64,6 +64,13 @@ def test_the_bound_on_tokens_grows_with_the_text_but_not_with_characters_that_le
     assert len(files.tokenizer.encode("\x04" * 1000)) == files.tokenizer.least_tokens("\x04" * 1000) == 0
 
 
+def test_the_bound_is_not_worked_out_where_it_cannot_be_above_what_is_asked(files: ModelFiles) -> None:
+    text = "a" * 100_000
+    least = files.tokenizer.least_tokens(text)
+    assert files.tokenizer.least_tokens(text, above=least - 1) == least
+    assert files.tokenizer.least_tokens(text, above=least) == 0
+
+
 def test_raw_text_gets_the_special_tokens_of_the_tokenizers_own_rule(tmp_path: Path) -> None:
     write_word_piece(tmp_path)
     own = loaded(tmp_path)
@@ -104,10 +111,10 @@ def test_the_reference_serves_where_fastokens_cannot_and_the_log_says_so(
 ) -> None:
     write_word_piece(tmp_path)
 
-    def refuse(self: object, definition: str) -> None:
+    def refuse(self: object, *rest: object) -> None:
         raise ValueError("this kind is unknown")
 
-    monkeypatch.setattr(tokenizer._Fast, "__init__", refuse)
+    monkeypatch.setattr(encoders.Fast, "__init__", refuse)
     with caplog.at_level(logging.WARNING):
         own = loaded(tmp_path)
     assert own.library == "tokenizers"
@@ -118,15 +125,37 @@ def test_the_reference_serves_where_fastokens_cannot_and_the_log_says_so(
 def test_the_reference_serves_where_fastokens_differs(
     model_directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = tokenizer._Fast.encode
+    right = encoders.Fast.encode
 
     def wrong(self: Any, text: str, *, add_special_tokens: bool) -> Any:
         return right(self, text.replace("é", "e"), add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(tokenizer._Fast, "encode", wrong)
+    monkeypatch.setattr(encoders.Fast, "encode", wrong)
     with caplog.at_level(logging.WARNING):
         assert loaded(model_directory).library == "tokenizers"
     assert "differs" in caplog.text
+
+
+def test_texts_with_bytes_that_are_no_tokens_are_encoded_as_the_reference_does(tmp_path: Path) -> None:
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    built = tokenizers.Tokenizer(tokenizers.models.BPE())
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.train_from_iterator(["!! !! !!", "is it so? so it is!"], trainer)
+    built.add_special_tokens(["<s>", "<s>>"])
+    definition = json.loads(built.to_str())
+    vocab = definition["model"]["vocab"]
+    vocab["unused"] = vocab.pop("Ą")  # how the byte 4 is written
+    definition["post_processor"] = json.loads(
+        tokenizers.processors.TemplateProcessing("<s> $A", None, [("<s>", built.token_to_id("<s>"))]).__getstate__()
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    own, reference = loaded(tmp_path), tokenizers.Tokenizer.from_str(json.dumps(definition))
+    assert own.library == "fastokens"
+    for text in ("a\x04b", "!\x04!", "<s>\x04<s>>so", "\x04", "is it so?"):
+        assert list(own.encode(text)) == reference.encode(text, add_special_tokens=False).ids
+        assert list(own.encode_raw(text)) == reference.encode(text).ids
 
 
 @pytest.mark.parametrize(

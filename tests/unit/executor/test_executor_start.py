@@ -11,9 +11,9 @@ import pytest
 
 from executor import __main__ as executor_main
 from executor.__main__ import ExecutorApplication
-from shared.config import ExecutorSettings
 from shared.errors import StartupError
 from shared.server import Health
+from shared.settings import ExecutorSettings
 
 
 def test_the_program_starts_without_the_heavy_packages():

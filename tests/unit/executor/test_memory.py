@@ -8,8 +8,8 @@ import torch
 from executor import memory
 from executor.kv.pool import BlockPool, KVLayout
 from executor.memory import build_cache, check_memory, free_bytes, limits
-from shared.config import ExecutorSettings
 from shared.errors import StartupError
+from shared.settings import ExecutorSettings
 
 CPU = torch.device("cpu")
 LAYOUT = KVLayout(layers=2, kv_heads=4, head_dim=16, dtype=torch.float32, device=CPU)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -156,6 +157,17 @@ def test_biases_are_added_before_the_temperature(drawn_from: Callable[..., Tenso
     expected[0, 3] += 2.0
     expected[0, 8] -= 100.0
     assert torch.equal(drawn_from(logits, row(temperature=0.5, logit_bias=((3, 2.0), (8, -100.0)))), expected / 0.5)
+
+
+def test_biases_are_added_before_the_penalties_as_transformers_does(drawn_from: Callable[..., Tensor]) -> None:
+    logits, bias, prompt, generated = random_logits(), {3: 4.0, 6: -9.0, 7: 0.5}, [5, 6, 7], [3, 9]
+    sampling = Sampling(repetition_penalty=1.3, logit_bias=tuple(bias.items()))
+    drawn = SampleRow(sampling, 0, 2, TokenHistory(prompt, generated, VOCAB, CPU), TokenRules(sampling, (), CPU))
+    biased = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})
+    ids = torch.tensor([prompt + generated])
+    assert torch.equal(
+        drawn_from(logits, drawn), warped(logits, biased, RepetitionPenaltyLogitsProcessor(1.3), ids=ids)
+    )
 
 
 def test_a_bias_can_force_a_token() -> None:

@@ -19,6 +19,7 @@ def assembler() -> Iterator[FakeAssembler]:
         server = grpc.server(pool)
         fake = FakeAssembler()
         assembler_pb2_grpc.add_AssemblerServicer_to_server(fake, server)
+        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(fake, server)
         health_pb2_grpc.add_HealthServicer_to_server(fake.states, server)
         fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()

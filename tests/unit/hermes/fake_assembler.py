@@ -66,13 +66,14 @@ CALLING = [
 
 
 @dataclass
-class FakeAssembler(assembler_pb2_grpc.AssemblerServicer):
+class FakeAssembler(assembler_pb2_grpc.AssemblerServicer, assembler_pb2_grpc.AssemblerAdminServicer):
     """Sends `events`, then what `then` says: ends, fails with it, or waits until the caller goes away."""
 
     events: list[Event] = field(default_factory=lambda: list(PARIS))
     error: HermesError | None = None
     hold: bool = False
     requests: list[assembler_pb2.AssemblerGenerateRequest | assembler_pb2.AssembleRequest] = field(default_factory=list)
+    flushes: list[str] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
     address: str = ""
     states: health.HealthServicer = field(default_factory=health.HealthServicer)
@@ -94,6 +95,19 @@ class FakeAssembler(assembler_pb2_grpc.AssemblerServicer):
         self._fail(context)
         text = "<|im_start|>" if request.return_text else None
         return assembler_pb2.AssembleResponse(request_id="r1", token_ids=[1, 4093, 198], text=text)
+
+    def GetAssemblyCacheStats(  # noqa: N802 - the contract's name
+        self, request: assembler_pb2.GetAssemblyCacheStatsRequest, context: grpc.ServicerContext
+    ) -> assembler_pb2.GetAssemblyCacheStatsResponse:
+        self._fail(context)
+        return assembler_pb2.GetAssemblyCacheStatsResponse(lookups=3, memory_hits=1, tokens=200, cached_tokens=150)
+
+    def FlushAssemblyCache(  # noqa: N802 - the contract's name
+        self, request: assembler_pb2.FlushAssemblyCacheRequest, context: grpc.ServicerContext
+    ) -> assembler_pb2.FlushAssemblyCacheResponse:
+        self.flushes.append(request.namespace)
+        self._fail(context)
+        return assembler_pb2.FlushAssemblyCacheResponse(removed=5)
 
     def _fail(self, context: grpc.ServicerContext) -> None:
         if self.error is not None:

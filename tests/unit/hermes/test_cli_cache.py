@@ -6,7 +6,7 @@ import pytest
 
 from hermes import cli
 from hermes.v1 import executor_pb2
-from shared.errors import not_found, resource_exhausted
+from shared.errors import not_found, resource_exhausted, unavailable
 
 
 @pytest.fixture
@@ -110,11 +110,47 @@ def test_a_pin_for_no_time_or_for_ever_is_wrong_usage(cache, admin, value):
 
 def test_unpin_and_flush(cache, admin):
     assert cache("unpin", "pin-1") == (0, "", "")
-    assert cache("flush", "--namespace", "a") == (0, "", "12 blocks are free now\n")
+    assert cache("flush", "--namespace", "a", "--only", "tree") == (0, "", "12 blocks are free now\n")
     assert [request.SerializeToString() for request in admin.requests] == [
         executor_pb2.UnpinPrefixRequest(pin_id="pin-1").SerializeToString(),
         executor_pb2.FlushTreeRequest(namespace="a").SerializeToString(),
     ]
+
+
+def test_flush_empties_both_caches_or_the_one_that_is_named(cache, assembler, admin):
+    forgotten, freed = "5 prompts and beginnings are forgotten\n", "12 blocks are free now\n"
+    assert cache("flush") == (0, "", forgotten + freed)
+    assert cache("flush", "--only", "prompts", "--namespace", "b") == (0, "", forgotten)
+    assert assembler.flushes == ["", "b"]
+    assert admin.requests == [executor_pb2.FlushTreeRequest()]
+
+
+def test_flush_empties_the_one_that_can_be_reached_and_says_that_the_other_cannot(cache, assembler):
+    assembler.error = unavailable("CACHE_UNAVAILABLE", "The disk is away.")
+    assert cache("flush") == (1, "", "hermes: The disk is away.\n12 blocks are free now\n")
+    assembler.error = None
+    code, _, err = cache("flush", "--executor", "127.0.0.1:1")
+    assert code == 1
+    assert err.startswith("5 prompts and beginnings are forgotten\nhermes: No executor can be reached")
+
+
+def test_stats_show_both_caches_with_their_hit_rates(cache):
+    code, out, err = cache("stats")
+    assert (code, err) == (0, "")
+    prompts, tree = out.split("tree:\n")
+    assert "75.0% of prompt tokens" in prompts
+    assert "25.0% of prompt tokens" in tree
+    lines = [line.split() for line in prompts.splitlines()]
+    assert ["memory_hits", "1"] in lines
+    told = json.loads(cache("stats", "--json")[1])
+    assert (told["prompts"]["lookups"], told["tree"]["nodes"]) == (3, 4)
+
+
+def test_stats_of_the_one_that_can_be_reached_are_shown(cache):
+    code, out, err = cache("stats", "--address", "127.0.0.1:1")
+    assert (code, out.startswith("tree:\n")) == (1, True)
+    assert err.startswith("hermes: No assembler can be reached at 127.0.0.1:1")
+    assert json.loads(cache("stats", "--json", "--address", "127.0.0.1:1")[1])["prompts"] is None
 
 
 def test_an_error_of_the_executor_is_its_sentence(cache, admin):
@@ -124,7 +160,7 @@ def test_an_error_of_the_executor_is_its_sentence(cache, admin):
     assert cache("pin", "hi") == (1, "", "hermes: Too many pins.\n")
 
 
-@pytest.mark.parametrize("arguments", [["tree"], ["warm", "hi"], ["pin", "hi"], ["unpin", "x"], ["flush"]])
+@pytest.mark.parametrize("arguments", [["tree"], ["warm", "hi"], ["pin", "hi"], ["unpin", "x"]])
 def test_nobody_at_the_executors_address_is_one_sentence(cache, arguments):
     code, out, err = cache(*arguments, "--executor", "127.0.0.1:1")
     assert (code, out) == (1, "")

@@ -131,8 +131,9 @@ class CacheMachine(RuleBasedStateMachine):
             roots = self.cache.private_roots(Scope(namespace, "model", "full"))
             request = Secretive(roots, namespace)
             self.secretive.append(request)
-        if request.published and data.draw(st.booleans()):
-            prompt = [*data.draw(st.sampled_from(sorted(request.published))), *prompt[:2]]
+        known = sorted(request.published | self.published[request.namespace])
+        if known and data.draw(st.booleans()):
+            prompt = [*data.draw(st.sampled_from(known)), *prompt[:3]]
         found = self.runner.find(prompt, namespace=request.namespace)
         found = request.roots.extend(found, prompt, len(prompt) - 1)
         full = self.cache.available_blocks < 2

@@ -254,3 +254,7 @@ def test_whether_a_prefix_could_be_pinned_is_known_before_it_is_there(make_runne
     runner.cache.pins.check(SCOPE, [*TOKENS[:8], *range(50, 58)])
     with pytest.raises(PinLimitError):
         runner.cache.pins.check(SCOPE, range(50, 62))
+    # A last block that only begins alike is another one.
+    with pytest.raises(PinLimitError):
+        runner.cache.pins.check(SCOPE, [*TOKENS[:9], *range(80, 91)])
+    runner.cache.pins.check(SCOPE, [*TOKENS, *range(80, 90)])

@@ -118,3 +118,16 @@ def test_what_was_found_before_is_looked_up_anew_only_where_it_went(make_runner:
     assert runner.cache.find(SCOPE, PROMPT, 13, found) == runner.find(PROMPT)
     runner.cache.flush(None)
     assert runner.cache.find(SCOPE, PROMPT, 13, found) == NOTHING
+
+
+def test_samples_that_parted_where_others_had_gone_before_share_nothing_behind_that(make_runner: MakeRunner):
+    runner = make_runner()
+    one, other = [*PROMPT[:4], 50, 51, 52, 53], [*PROMPT[:4], 60, 61, 62, 63]
+    runner.run(one)
+    runner.run(other)
+    own = runner.cache.private_roots(SCOPE)
+    answer = [70, 71, 72, 73, 74]
+    assert run(runner, own, [*one, *answer]) == 8
+    assert run(runner, own, [*other, *answer]) == 8
+    assert run(runner, own, [*one, *answer, 1]) == 13
+    assert run(runner, own, [*other, *answer, 1]) == 13

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shared import config
-from shared.config import AssemblerSettings, ExecutorSettings, ServerSettings
 from shared.errors import StartupError
+from shared.settings import AssemblerSettings, ExecutorSettings, ServerSettings, memory_bytes
 
 EXAMPLE = Path(__file__).parents[3] / "hermes.toml.example"
 GIB = 1024**3
@@ -217,13 +217,13 @@ def test_loopback_needs_no_tls(host: str) -> None:
     [("4GiB", 4 * GIB), ("1.5 gib", 3 * GIB // 2), ("500MB", 500_000_000), ("0.8", 80), ("1", 100), ("512KiB", 2**19)],
 )
 def test_memory_is_a_size_or_a_share(text: str, size: int) -> None:
-    assert config.memory_bytes(text, free=100) == size
+    assert memory_bytes(text, free=100) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "1.1", "-1GiB", "4G", "0GiB", "lots", "nan"])
 def test_memory_of_another_shape_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give a size with its unit"):
-        config.memory_bytes(text, free=100)
+        memory_bytes(text, free=100)
 
 
 @pytest.mark.parametrize("cls", [AssemblerSettings, ExecutorSettings])

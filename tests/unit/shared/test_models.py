@@ -12,9 +12,9 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from shared import models
-from shared.config import DEFAULT_MODEL
 from shared.errors import StartupError
 from shared.models import PACKAGED_MODEL, cache_directory, prepare, resolve
+from shared.settings import DEFAULT_MODEL
 
 FILES = {
     "config.json",

@@ -30,7 +30,7 @@ APPLICATION = """
 import asyncio, sys, time
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared import errors, server
-from shared.config import ExecutorSettings
+from shared.settings import ExecutorSettings
 
 START, DRAIN = sys.argv.pop(1), sys.argv.pop(1)
 if START == "sticky":
@@ -78,7 +78,7 @@ class Tiny(executor_pb2_grpc.ExecutorServicer):
         print("called", flush=True)
         await asyncio.Event().wait()
 
-sys.exit(server.main(ExecutorSettings, Tiny))
+sys.exit(server.main(ExecutorSettings, lambda settings: server.run(Tiny(settings), settings)))
 """
 
 

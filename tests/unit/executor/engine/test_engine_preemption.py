@@ -2,6 +2,7 @@
 
 import pytest
 
+from executor.events import Failed
 from executor.kv.eviction import KVLimits
 
 
@@ -115,3 +116,17 @@ def test_samples_whose_prompt_was_evicted_compute_it_once_for_all_of_them(bench,
     assert sum(tokens_run) <= 2 * 501 + 4 * (8 + served.cache.block_size)
     assert [answer.ids_of(index) for index in range(4)] == [reference(prompt, 8)] * 4
     assert served.engine.scheduler.waited_requests == 0
+
+
+def test_the_queue_has_its_bound_also_where_blocks_are_short_and_places_are_not(bench, words):
+    served = bench(tokens=512, running=32, waiting=3)
+    served.submit(words(400), tokens=80)
+    served.step()
+    answers = [served.submit(words(200, seed=seed), tokens=2) for seed in range(1, 9)]
+    served.step()
+    served.step()
+    late = [served.submit(words(200, seed=seed), tokens=2) for seed in range(9, 12)]
+    served.step()
+    assert all(answer.end.error.reason == "QUEUE_FULL" for answer in late)
+    served.finish()
+    assert all(answer.ids for answer in answers if not isinstance(answer.end, Failed))

@@ -38,6 +38,15 @@ def test_sixteen_at_once_compute_their_prefix_once_and_hold_it_once(bench, refer
     assert served.engine.scheduler.waited_requests == 15
 
 
+@pytest.mark.parametrize("agreed", [3, 4, 8, 15, 16])
+def test_an_earlier_prompt_that_agrees_on_a_part_of_a_block_makes_nobody_compute_more(bench, words, agreed):
+    served, head = bench(batch_tokens=256), words(1000)
+    served.run(head[:agreed] + words(40, seed=9), tokens=2)
+    answers = [served.submit(head + words(40, seed=10 + index), tokens=2) for index in range(16)]
+    served.finish()
+    assert computed(answers) <= 1000 + 16 * (40 + served.cache.block_size)
+
+
 @pytest.mark.parametrize("step", range(1, 5))
 @pytest.mark.parametrize("fate", ["cancelled", "failed"])
 def test_another_takes_over_from_an_owner_who_goes_at_any_step_of_its_prefill(

@@ -1,0 +1,212 @@
+"""What the assembly cache saves, beside transformers' own apply_chat_template and a gRPC server that only echoes.
+
+    python -m tests.bench.bench_cache [MODEL DIRECTORY]
+
+Prints one JSON object. Conversations have 40 rounds; each is asked for once before it is measured: `memory_hit` and
+`disk_hit` of the whole prompt, `new_turn` of a conversation that has grown by an answer and a question, all in this
+process; `assemble` and `echo` over gRPC, from one caller to a server of one process, with the same requests and
+responses of the same size. Times are medians; works take turns, some calls each, as a server has them that is asked all
+the time.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import uvloop
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from assembler import model_files
+from assembler.application import SWITCH_SECONDS, Model, assembler_of
+from assembler.cache.build import build
+from assembler.metrics import AssemblerMetrics
+from assembler.pipeline import Order
+from assembler.recall import COMMON
+from hermes.v1 import assembler_pb2, assembler_pb2_grpc
+from shared import models
+from shared.settings import DEFAULT_MODEL, AssemblerSettings
+from tests.bench.bench_assembler import ROUNDS, WORDS, as_prompt, conversation
+from tests.service.services import ServiceProcess
+
+# Of each work; in turns of so many.
+REPEATS = 30
+CALLS = 300
+CALLS_A_TURN = 10
+TURN_WORDS = 60
+READY_SECONDS = 60
+POLL_SECONDS = 0.1
+LARGEST = (("grpc.max_receive_message_length", 2**26), ("grpc.max_send_message_length", 2**26))
+
+
+class Remembering:
+    """An assembler with a cache in a directory, on an event loop of its own."""
+
+    def __init__(self, model: Path, directory: Path, memory_bytes: int) -> None:
+        settings = AssemblerSettings(cache_directory=directory, cache_memory_bytes=memory_bytes)  # type: ignore[arg-type]
+        metrics = AssemblerMetrics("bench", CollectorRegistry())
+        self._loop = uvloop.new_event_loop()
+        self._cache = build(settings, metrics, None)
+        self._assembler = assembler_of(settings, Model("bench", "", model_files.load(model)), self._cache, metrics)
+        self._loop.run_until_complete(self._cache.start(READY_SECONDS))
+
+    def assemble(self, prompt: assembler_pb2.Prompt) -> int:
+        """Tokens that came from the cache."""
+        order = Order(prompt, None, cache=COMMON)
+        return self._loop.run_until_complete(self._assembler.assemble(order)).cached_tokens
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._cache.close())
+        self._assembler.close()
+        self._loop.close()
+
+
+def grown(told: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    chosen = random.Random(seed)
+    answer, question = (" ".join(chosen.choices(WORDS, k=TURN_WORDS)) for _ in range(2))
+    return [*told, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+
+
+def medians_ms(works: dict[str, Callable[[int], Any]], repeats: int) -> dict[str, float]:
+    """The median time of each of the works, which take turns of some calls each."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for start in range(0, repeats, CALLS_A_TURN):
+        for name, work in works.items():
+            for place in range(start, start + CALLS_A_TURN):
+                started = time.perf_counter()
+                work(place)
+                times[name].append(1000 * (time.perf_counter() - started))
+    return {name: round(statistics.median(each), 3) for name, each in times.items()}
+
+
+def in_process(model: Path, directory: Path) -> dict[str, Any]:
+    near, far = Remembering(model, directory, 2**28), Remembering(model, directory, 0)
+    reference = AutoTokenizer.from_pretrained(model, model_max_length=1_000_000)
+    told = [conversation(ROUNDS, seed) for seed in range(REPEATS)]
+    prompts = [as_prompt(each) for each in told]
+    turns = [as_prompt(grown(each, seed)) for seed, each in enumerate(told)]
+    fresh = [conversation(ROUNDS, 1000 + seed) for seed in range(REPEATS)]
+    for prompt in prompts:
+        near.assemble(prompt)
+    while any(far.assemble(prompt) == 0 for prompt in prompts):  # until all are on disk
+        time.sleep(POLL_SECONDS)
+    gc.collect()
+    gc.freeze()
+    saved = {"memory_hit": 0, "disk_hit": 0, "new_turn": 0}
+
+    def hit(name: str, kept: Remembering, asked: list[assembler_pb2.Prompt]) -> Callable[[int], None]:
+        def work(place: int) -> None:
+            saved[name] += kept.assemble(asked[place])
+
+        return work
+
+    found = medians_ms(
+        {
+            "transformers": lambda place: reference.apply_chat_template(fresh[place], add_generation_prompt=True),
+            "memory_hit": hit("memory_hit", near, prompts),
+            "disk_hit": hit("disk_hit", far, prompts),
+            "new_turn": hit("new_turn", near, turns),
+        },
+        REPEATS,
+    )
+    near.close()
+    far.close()
+    return {
+        "milliseconds": found,
+        "times_as_fast": {name: round(found["transformers"] / found[name], 1) for name in saved},
+        "cached_tokens": {name: count // REPEATS for name, count in saved.items()},
+    }
+
+
+class Echo(assembler_pb2_grpc.AssemblerServicer):
+    """Sends the response that the request brings, as bytes of the same size."""
+
+    def __init__(self, response: assembler_pb2.AssembleResponse) -> None:
+        self._response = response
+
+    async def Assemble(  # noqa: N802 - the contract's name
+        self, request: assembler_pb2.AssembleRequest, context: Any
+    ) -> assembler_pb2.AssembleResponse:
+        return self._response
+
+
+def serve_echo(response: bytes, port: Connection) -> None:
+    async def serve() -> None:
+        server = grpc.aio.server(options=LARGEST)
+        echo = Echo(assembler_pb2.AssembleResponse.FromString(response))
+        assembler_pb2_grpc.add_AssemblerServicer_to_server(echo, server)
+        port.send(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+
+
+@contextmanager
+def echo(response: assembler_pb2.AssembleResponse) -> Iterator[str]:
+    """Where the echo listens."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=serve_echo, args=(response.SerializeToString(), there))
+    process.start()
+    try:
+        yield f"127.0.0.1:{here.recv()}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def over_grpc(model: Path, directory: Path) -> dict[str, Any]:
+    request = assembler_pb2.AssembleRequest(prompt=as_prompt(conversation(ROUNDS, 1)))
+    assembler = ServiceProcess("assembler", "--model", str(model), "--cache-directory", str(directory))
+    with ExitStack() as opened:
+        opened.callback(assembler.stop)
+        channel = opened.enter_context(grpc.insecure_channel(assembler.address, options=LARGEST))
+        stub = assembler_pb2_grpc.AssemblerStub(channel)
+        stub.Assemble(request)
+        response = stub.Assemble(request)
+        other = opened.enter_context(grpc.insecure_channel(opened.enter_context(echo(response)), options=LARGEST))
+        plain = assembler_pb2_grpc.AssemblerStub(other)
+        plain.Assemble(request)
+        found = medians_ms(
+            {"echo": lambda _: plain.Assemble(request), "assemble": lambda _: stub.Assemble(request)}, CALLS
+        )
+    return {
+        "request_bytes": request.ByteSize(),
+        "response_bytes": response.ByteSize(),
+        "milliseconds": found,
+        "assemble_to_echo": round(found["assemble"] / found["echo"], 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", nargs="?", type=Path)
+    arguments = parser.parse_args()
+    model = arguments.model or models.prepare(DEFAULT_MODEL, lambda line: print(line, file=sys.stderr))
+    sys.setswitchinterval(SWITCH_SECONDS)  # as in the assembler's own process
+    with TemporaryDirectory() as directory:
+        found = {
+            "in_process": in_process(model, Path(directory) / "here"),
+            "over_grpc": over_grpc(model, Path(directory) / "there"),
+        }
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
