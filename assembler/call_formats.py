@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from assembler.marks import NO_MARKS
@@ -191,8 +190,8 @@ def format_of(template: ChatTemplate) -> CallFormat | None:
 def _written(template: ChatTemplate, probe: Conversation) -> str:
     """What the template writes for the call, but for what it writes for a text in its place too."""
     options = RenderOptions(add_generation_prompt=False)
-    turns = tuple(replace(each, content=_TEXT, tool_calls=()) if each.tool_calls else each for each in probe.messages)
-    told, called = (template.render(each, options) for each in (replace(probe, messages=turns), probe))
+    turns = tuple(Message(each.role, _TEXT) if each.tool_calls else each for each in probe.messages)
+    told, called = (template.render(each, options) for each in (Conversation(turns, probe.tools), probe))
     begin = _shared(told, called)
     end = _shared(told[begin:][::-1], called[begin:][::-1])
     return called[begin : len(called) - end]

@@ -135,15 +135,17 @@ def test_settings_win_over_the_template(qwen: ModelFiles) -> None:
     )
 
 
-def test_a_template_for_tools_tells_the_format_of_chats_with_tools(qwen: ModelFiles, tmp_path: Path) -> None:
-    plain = (NAMED["chatml"].source, NAMED["hermes"].source)
-    directory = NAMED["hermes"].write(tmp_path)
-    (directory / "chat_template.jinja").write_text(plain[0])
+def test_a_template_for_tools_tells_the_format_of_chats_with_tools_alone(tmp_path: Path) -> None:
+    directory = NAMED["qwen3"].write(tmp_path)
+    (directory / "chat_template.jinja").write_text(NAMED["chatml"].source)
     (directory / "additional_chat_templates").mkdir()
-    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(plain[1])
-    form = of(pipeline.load(directory), prompt(TOOL))
-    assert form.calls is not None
-    assert form.calls.name == "hermes"
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["qwen3"].source)
+    files = pipeline.load(directory)
+    with_tools = of(files, prompt(TOOL))
+    assert with_tools.calls is not None
+    assert with_tools.calls.name == "hermes"
+    assert with_tools.reasoning is not None
+    assert of(files, prompt()) is PLAIN
 
 
 def test_without_a_template_nothing_is_recognised(files: ModelFiles) -> None:
