@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from assembler import cuts
 from assembler.cache.key import Keys, frame
 from assembler.control import Live, Reading
 from assembler.messages import Conversation, Message, Role
@@ -28,8 +27,11 @@ _MOST_OPENINGS: Final = 256
 _MOST_KWARGS_CHARACTERS: Final = 1024
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 4
-# Characters in which a token is looked for from the end, before four times as many are.
-_WINDOW: Final = 1024
+# Of a longer conversation, one that branches off further back is tokenized anew.
+_MOST_CANDIDATES: Final = 256
+# Characters in which a token is looked for at a time, from the end; a longer search keeps other threads from running.
+_FIRST_WINDOW: Final = 1024
+_WINDOW: Final = 65_536
 
 _log: Final = logging.getLogger(__name__)
 
@@ -71,9 +73,13 @@ class Candidates(Iterable[Beginning]):
 
     def __iter__(self) -> Iterator[Beginning]:
         yield from self._near
+        yield from self.make_all()
+
+    def make_all(self) -> Sequence[Beginning]:
+        """Makes those that nobody has asked for yet, which for a long text takes long, and returns them."""
         if self._far is None:
             self._far = tuple(self._make_far())
-        yield from self._far
+        return self._far
 
     def __bool__(self) -> bool:
         return bool(self._near)
@@ -100,18 +106,18 @@ class Beginnings:
     """Finds the beginnings of prompts, and encodes what comes after them. Its methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer, keys: Keys) -> None:
-        """Tries where texts may be cut; takes a fraction of a second."""
         self._tokenizer = tokenizer
         self._keys = keys
-        found = cuts.tried(tokenizer.added.cuts, tokenizer)
+        found = tokenizer.added.cuts
         if found.problem is not None:
             _log.info("beginnings of prompts are not cached for this tokenizer, because %s", found.problem)
         # Without tokens it matches nowhere.
         self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens))) or r"(?!)")
+        self._longest = max(map(len, found.tokens), default=0)
 
     def plan(self, reading: Reading, conversation: Conversation, opening: str, namespace: str) -> Plan:
         """What may be known of a rendered text. opening: what the template wrote to open the answer."""
-        places = _Places(reading, self._pattern)
+        places = _Places(reading, self._pattern, self._longest)
         text = reading.text
         closed = places.last(len(text) - len(opening) if text.endswith(opening) else len(text))
         if closed is None:
@@ -122,7 +128,7 @@ class Beginnings:
             worth.add(system.end)
         # The turns before this one ended as this one does.
         ends = sorted(worth.union(places.of(closed.token, closed.end)))
-        near, far = ends[-_NEAR:], ends[:-_NEAR]
+        near, far = ends[-_NEAR:], ends[-_MOST_CANDIDATES:-_NEAR]
         found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
         return Plan(
             Candidates(
@@ -174,7 +180,9 @@ class _Place(NamedTuple):
 class _Places:
     """Where a text may be cut. No token of the pattern can overlap another, so a search may begin anywhere."""
 
-    def __init__(self, reading: Reading, pattern: re.Pattern[str]) -> None:
+    def __init__(self, reading: Reading, pattern: re.Pattern[str], longest: int) -> None:
+        """longest: characters of the pattern's longest token."""
+        self._longest = longest
         self._text = reading.text
         self._pattern = pattern
         # Where control tokens are a caller's, only those that the template wrote count.
@@ -185,10 +193,10 @@ class _Places:
         if self._live is not None:
             at = bisect_right(self._live, end, key=_end)
             return _Place(self._live[at - 1].end, self._live[at - 1].token) if at else None
-        start, reach = end, _WINDOW
+        start, reach = end, _FIRST_WINDOW
         while start > 0:
-            start, reach = max(0, end - reach), 4 * reach
-            matches = list(self._pattern.finditer(self._text, start, end))
+            before, start, reach = start, max(0, start - reach), _WINDOW
+            matches = list(self._pattern.finditer(self._text, start, min(end, before + self._longest)))
             if matches:
                 return _Place(matches[-1].end(), matches[-1][0])
         return None

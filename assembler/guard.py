@@ -22,7 +22,7 @@ _WORD: Final = re.compile(r"\w")
 
 
 class Guard:
-    """Encodes a prompt in which some control tokens are only text.
+    """Encodes a prompt in which some control tokens are only text. tokens: finds them as the tokenizer would.
 
     Nothing is cut: the live tokens are written by their secret names and the whole text is encoded at once, so that
     white space, normalizers and whatever a tokenizer does between tokens come out as ever.
@@ -32,7 +32,7 @@ class Guard:
         """definition: a parsed tokenizer.json. Raises what `tokenizers` raises where it cannot be loaded."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARACTERS))
         control = sorted(control)
-        self._tokens = ControlTokens(control, (token["content"] for token in definition["added_tokens"]))
+        self.tokens = ControlTokens(control, (token["content"] for token in definition["added_tokens"]))
         self._names = {token: secret + chr(_PRIVATE[place]) for place, token in enumerate(control)}
         self._single_words = {token["content"] for token in definition["added_tokens"] if token["single_word"]}
         self._tokenizer: Any = _load(definition, self._names)
@@ -61,7 +61,7 @@ class Guard:
 
     def encode_all_live(self, text: str) -> _TokenIds:
         """Ids of a text in which every control token counts: those that the tokenizer itself would give."""
-        return self.encode(text, tuple(self._tokens.found(text)))
+        return self.encode(text, tuple(self.tokens.found(text)))
 
 
 def _is_in_word(text: str, token: Live) -> bool:

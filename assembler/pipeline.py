@@ -33,6 +33,8 @@ T = TypeVar("T")
 _INLINE_CHARACTERS: Final = 49_152
 # `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
 _SLOWER: Final = 16
+# Bytes are digested at so many times the rate at which characters are encoded.
+_DIGESTED_PER_ENCODED: Final = 16
 # A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
 _CHARACTERS_PER_MESSAGE: Final = 64
 # Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
@@ -164,7 +166,7 @@ class Assembler:
         drafts = self._drafts_for(order.prompt.chat)
         now = datetime.now()  # noqa: DTZ005 - templates print the local date
         version, printed = drafts.template.version, drafts.template.clock.printed(now)
-        key = self._recall.key(order.prompt, order.cache, order.fitting.asked, printed)
+        key = await self._key(order, order.fitting.asked, printed)
         entry = await self._looked_up(key, order)
         if entry is not None:
             text = (await self._written(order, drafts, now, entry.dropped_rounds)).text if order.return_text else None
@@ -182,7 +184,7 @@ class Assembler:
     async def _text(self, order: Order) -> _Made:
         """The prompt of a raw text, from the cache or made anew."""
         text = order.prompt.text
-        key = self._recall.key(order.prompt, order.cache)
+        key = await self._key(order)
         entry = await self._looked_up(key, order)
         if entry is not None:
             return _Made(entry, text, cached_tokens=len(entry.ids))
@@ -210,6 +212,12 @@ class Assembler:
                 "model directory.",
             )
         return drafts
+
+    async def _key(self, order: Order, *fields: str | None) -> bytes | None:
+        if not order.cache.any:
+            return None
+        digested = order.prompt.ByteSize() // _DIGESTED_PER_ENCODED
+        return await self._worked(digested, lambda: self._recall.key(order.prompt, order.cache, *fields))
 
     async def _looked_up(self, key: bytes | None, order: Order) -> Entry | None:
         with self._metrics.stage("lookup"):
@@ -239,6 +247,8 @@ class Assembler:
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""
         with self._metrics.stage("lookup"):
+            if len(sheet.text) > _DIGESTED_PER_ENCODED * _INLINE_CHARACTERS:
+                await self._worked(len(sheet.text), sheet.plan.candidates.make_all)
             known = await self._recall.beginning(sheet.plan, sheet.text, order.cache)
         rest = sheet.text[known.end :]
         if order.fitting.window is None:

@@ -1,7 +1,8 @@
 """Text to ids and back, by the fastest library that agrees with the reference."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from assembler.control import Live
 from assembler.cuts import Cuts
 from assembler.encoders import Encoder
 from assembler.guard import Guard
+from assembler.stretches import stretches
 from assembler.tokenizer_config import AddedToken, read_json
 from assembler.vocabulary import Vocabulary, changes_letters
 from assembler.vocabulary import read as read_vocabulary
@@ -25,7 +27,7 @@ class Added:
 
     texts: all of them. control: those that must not be forged, with their ids. guard: encodes where some are only text.
     always: a normalizer could make a control token of other letters, so that every prompt has to go through the guard.
-    cuts: after which of them a text may be cut, as far as tokenizer.json tells.
+    cuts: after which of them a text may be cut, as tokenizer.json tells and a try has shown.
     """
 
     texts: frozenset[str]
@@ -54,7 +56,13 @@ class Tokenizer:
 
     def encode_guarded(self, text: str, live: Sequence[Live]) -> TokenIds:
         """Ids of rendered text in which the live control tokens count, and all others are text."""
-        return self.added.guard.encode(text, live)
+        guard, cut_after = self.added.guard, self.added.cuts.tokens
+        if not cut_after or self.added.always:
+            return guard.encode(text, live)
+        ids: TokenIds = array("I")
+        for stretch in stretches(text, live, guard.tokens.found(text), cut_after):
+            ids += self.encode(stretch.text) if stretch.live is None else guard.encode(stretch.text, stretch.live)
+        return ids
 
     def encode_raw(self, text: str) -> TokenIds:
         """Ids of a completion prompt, with the special tokens that the tokenizer itself adds, such as BOS."""
@@ -96,7 +104,9 @@ def load(directory: Path, declared: Iterable[AddedToken], template_texts: Sequen
     try:
         added = _added(definition, template_texts)
         del definition
-        return Tokenizer(encoders.fastest(source, added.guard.encode_all_live), vocabulary, added)
+        encoder = encoders.fastest(source, added.guard.encode_all_live)
+        uncut = Tokenizer(encoder, vocabulary, replace(added, cuts=Cuts(frozenset())))
+        return Tokenizer(encoder, vocabulary, replace(added, cuts=cuts.tried(added.cuts, uncut)))
     except Exception as error:  # the library raises plain Exception
         raise StartupError(f"{path} cannot be loaded ({error}): prepare the model again.") from error
 

@@ -63,8 +63,9 @@ class Jobs:
         if self._scheduler.full:
             self._refuse(job, self._queue_full())
         else:
-            if not (job.request.write_cache and self._cache.publishes(len(job.request.prompt))):
-                job.own = self._cache.private_roots(job.request.scope)
+            request = job.request
+            if not (request.write_cache and self._cache.publishes(request.scope, len(request.prompt))):
+                job.own = self._cache.private_roots(request.scope)
             self._live[job] = None
             self._scheduler.add(job.samples[0])
 

@@ -21,6 +21,6 @@ def build(settings: AssemblerSettings, metrics: AssemblerMetrics, processes: Pat
     memory = MemoryTier(int(settings.cache_memory_bytes) if settings.cache else 0, age, metrics.forgotten)
     if not settings.cache or not settings.cache_disk_bytes:
         return AssemblyCache(memory, None, None if processes is None else Notices(processes / _NOTICES))
-    directory = settings.cache_directory or cache_directory() / _NAME
+    directory = (settings.cache_directory or cache_directory() / _NAME).expanduser()
     disk = DiskTier(DiskLimits(directory, int(settings.cache_disk_bytes), age), metrics)
     return AssemblyCache(memory, disk, Notices(directory / _NOTICES))

@@ -100,12 +100,7 @@ class Writer:
                 continue
             if isinstance(first, Write):
                 time.sleep(_LINGER_SECONDS)
-            try:
-                goes_on = self._handled(first)
-            except Exception:  # whatever it was, what comes later is to be written too
-                _log.exception("writing to the assembly cache failed")
-                continue
-            if not goes_on:
+            if not self._handled(first):
                 break
         self._at_end()
 
@@ -124,13 +119,17 @@ class Writer:
             except queue.Empty:
                 break
         if batch:
-            try:
-                self._write(batch)
-            finally:
-                self._taken(size)
+            self._write_all(batch)
+            self._taken(size)
         if isinstance(item, Work):
             _done(item)
         return item is not None
+
+    def _write_all(self, batch: Sequence[Write]) -> None:
+        try:
+            self._write(batch)
+        except Exception:  # whatever it was, what comes later is to be done too
+            _log.exception("writing to the assembly cache failed")
 
 
 def _done(work: Work) -> None:

@@ -81,9 +81,9 @@ class KVCache:
         """Blocks that are free, or that may be evicted because neither sequences nor pins hold them."""
         return self._evictor.available_blocks
 
-    def publishes(self, prompt_length: int) -> bool:
-        """Whether a request with so long a prompt leaves anything for others. Else it needs `private_roots`."""
-        return self._limits.prefix_cache and prompt_length >= self._limits.min_cached_tokens
+    def publishes(self, scope: Scope, prompt_length: int) -> bool:
+        """Whether a request with so long a prompt can leave anything for others. Else it needs `private_roots`."""
+        return self._keeps(prompt_length) and self.tree.can_enter(scope)
 
     def private_roots(self, scope: Scope) -> PrivateRoots:
         """For a request that publishes to nobody else; it leaves them when it ends."""
@@ -130,7 +130,7 @@ class KVCache:
 
         The others fill too little of a block to be worth copying, or the prompt is too short to be published.
         """
-        if not self.publishes(length):
+        if not self._keeps(length):
             return 0
         rest = length % self.block_size
         return length if rest >= self._limits.min_copy_tokens else length - rest
@@ -197,3 +197,6 @@ class KVCache:
         check_tree(self.tree, self.pool)
         check_references(self.tree, self.pool, self._sequences)
         check_pins(self.tree, self.pins)
+
+    def _keeps(self, prompt_length: int) -> bool:
+        return self._limits.prefix_cache and prompt_length >= self._limits.min_cached_tokens

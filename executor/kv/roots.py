@@ -32,6 +32,11 @@ class Roots:
         """The roots of a namespace that can be found, least recently entered first; of all namespaces for None."""
         return [root for root in self._by_scope.values() if namespace in (None, root.scope.namespace)]
 
+    def idle(self) -> Root | None:
+        """The least recently entered one that can be found, and that nobody holds anything of."""
+        roots = self._by_scope.values()
+        return next((r for r in roots if not r.references and not any(child.is_held for child in r.children)), None)
+
     def enter(self, scope: Scope) -> Root:
         """The scope's root, made if it is not there. `PrefixTree.leave` it in the end."""
         root = self._by_scope.pop(scope, None) or Root(scope)

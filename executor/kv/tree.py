@@ -74,9 +74,19 @@ class PrefixTree:
 
         At the limit of roots the least recently entered idle one goes. When none is idle, the new one is anonymous.
         """
-        if self.roots.find(scope) is None and self.roots.found >= self._max_roots and not self._drop_idle_root():
-            return self.roots.enter_anonymous(scope)
+        if self.roots.find(scope) is None and self.roots.found >= self._max_roots:
+            idle = self.roots.idle()
+            if idle is None:
+                return self.roots.enter_anonymous(scope)
+            for child in list(idle.children):  # with the last of them it goes
+                self.remove(child)
+                self.pruned_branches += 1
         return self.roots.enter(scope)
+
+    def can_enter(self, scope: Scope) -> bool:
+        """Whether others would find what is published below the root that `enter` gives now."""
+        room = self.roots.find(scope) is not None or self.roots.found < self._max_roots
+        return room or self.roots.idle() is not None
 
     def leave(self, root: Root) -> None:
         """Ends one entering of a root. With the last who was in an anonymous one goes what nobody reads below it."""
@@ -288,13 +298,3 @@ class PrefixTree:
         if idle:
             self.remove(min(idle, key=lambda child: child.last_use))
             self.pruned_branches += 1
-
-    def _drop_idle_root(self) -> bool:
-        """Empties, and so drops, the least recently entered root that nobody holds anything of."""
-        for root in self.roots.of(None):
-            if not root.references and not any(child.is_held for child in root.children):
-                for child in list(root.children):
-                    self.remove(child)
-                    self.pruned_branches += 1
-                return True
-        return False

@@ -197,9 +197,10 @@ async def test_a_variable_that_changes_the_opening_of_the_answer_changes_no_plac
 
 
 async def test_what_is_said_of_a_tokenizer_that_cannot_be_cut_and_whole_prompts_are_still_kept(
-    remembered: Remembering, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    remembered: Remembering, model_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuts, "tried", lambda *_: cuts.Cuts(frozenset(), "a try went wrong"))
+    files = model_files.load(model_directory)
     with caplog.at_level("INFO"):
         cached = remembered.assembler(files)
     assert "beginnings of prompts are not cached for this tokenizer, because a try went wrong" in caplog.text
@@ -208,6 +209,32 @@ async def test_what_is_said_of_a_tokenizer_that_cannot_be_cut_and_whole_prompts_
         await both(cached, Assembler(files), chat(*first))
     assert (await both(cached, Assembler(files), chat(*second))).cached_tokens == 0
     assert remembered.count("lookups_total", result="memory") == 1
+
+
+@pytest.mark.parametrize("length", [1_000, 1_019, 1_024, 66_559, 66_560, 66_570, 200_000])
+async def test_the_last_place_is_found_however_far_back_it_is(
+    remembered: Remembering, files: ModelFiles, length: int
+) -> None:
+    """A message that is long and still open: the last place for a cut is before it."""
+    cached, plain = remembered.assembler(files), Assembler(files)
+    for shift in range(12):
+        turns = [("user", "q"), ("assistant", "x " * (length // 2) + "y" * shift)]
+        first = await both(cached, plain, chat(*turns, continue_final_message=True))
+        again = await both(
+            cached, plain, chat(*turns[:-1], (turns[-1][0], turns[-1][1] + "z"), continue_final_message=True)
+        )
+        assert first.ids[: again.cached_tokens] == again.ids[: again.cached_tokens]
+        assert again.cached_tokens >= len((await plain.assemble(Order(chat(*turns[:1]), None))).ids) - 3
+
+
+async def test_a_conversation_of_thousands_of_messages_grows_too(remembered: Remembering, files: ModelFiles) -> None:
+    cached, plain = remembered.assembler(files), Assembler(files)
+    turns = [(("user", "assistant")[place % 2], f"message {place}") for place in range(4001)]
+    first = await both(cached, plain, chat(*turns))
+    second = await both(cached, plain, chat(*turns, ("assistant", "yes"), ("user", "and?")))
+    assert second.cached_tokens >= len(first.ids) - 5
+    early = await both(cached, plain, chat(*turns[:2001]))
+    assert early.cached_tokens == 0  # nobody has asked for that one
 
 
 async def test_hits_are_counted_in_tokens(remembered: Remembering, files: ModelFiles) -> None:

@@ -51,6 +51,16 @@ def test_chat_with_stats_tells_what_was_cached(hermes):
     assert "prompt 9 tokens: 4 cached, 5 computed · answer 3 tokens (stop)" in err
 
 
+def test_chat_asks_for_a_window_and_tells_how_many_rounds_were_left_out(hermes, assembler):
+    assembler.events[0].started.info.dropped_rounds = 3
+    code, _, err = hermes("chat", "hi", "--max-prompt-tokens", "100", "--stats")
+    assert code == 0
+    assert "3 oldest rounds left out" in err
+    truncation = assembler.requests[0].truncation
+    assert truncation.max_prompt_tokens == 100
+    assert truncation.mode == truncation.MODE_ROUNDS
+
+
 def test_chat_json_is_one_object(hermes):
     code, out, _ = hermes("chat", "hi", "--json")
     answer = json.loads(out)

@@ -42,7 +42,7 @@ class Runner:
     ) -> SequenceBlocks:
         """The only sequence of a request."""
         found = self.find(prompt, namespace=namespace, read=read)
-        if write and self.cache.publishes(len(prompt)):
+        if write and self.cache.publishes(scope(namespace), len(prompt)):
             return self.enter(prompt, found, namespace=namespace)
         own = self.cache.private_roots(scope(namespace))
         blocks = self.enter(prompt, found, own, namespace=namespace)

@@ -107,6 +107,14 @@ def test_a_bad_flag_is_refused_in_one_sentence(argv: list[str], sentence: str) -
     assert "\n" not in text
 
 
+def test_a_cache_on_disk_has_a_least_size_and_the_assembler_two_ports() -> None:
+    small = refused("--cache-disk-bytes", "15MiB", cls=AssemblerSettings)
+    assert small.endswith('cannot be used: give at least "16MiB", or 0 to keep prompts in memory alone.')
+    assert config.load(AssemblerSettings, ["--cache-disk-bytes", "0"]).cache_disk_bytes == 0
+    assert "port and metrics_port are both 9101" in refused("--port", "9101", cls=AssemblerSettings)
+    assert "--workers" in refused("--workers", "0", cls=AssemblerSettings)
+
+
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_EXECUTOR_MAX_RUNNING", "many")
     assert refused().startswith("HERMES_EXECUTOR_MAX_RUNNING: 'many' cannot be used: input should be a valid integer")

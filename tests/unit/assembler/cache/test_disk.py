@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from assembler.cache import disk, reader
+from assembler.cache.cache import AssemblyCache
 from assembler.cache.disk import DiskLimits, DiskTier, Found
+from assembler.cache.memory import MemoryTier
 from assembler.cache.store import Store
+from shared.errors import HermesError
 from tests.unit.assembler.cache.conftest import Counts, entry, key
 
 MIB = 2**20
@@ -268,6 +271,35 @@ async def test_writes_that_the_disk_cannot_keep_up_with_are_dropped_and_counted(
         go.set()
         await written(tier)
         assert await tier.get([key(0)]) is not None
+
+
+@pytest.mark.parametrize("method", ["get", "put"])
+async def test_an_error_that_nobody_foresaw_ends_no_thread(
+    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    async with opened(tmp_path, counts) as tier:
+        with monkeypatch.context() as broken:
+            broken.setattr(Store, method, fail)
+            tier.put(key(1), entry(), "a")
+            await written(tier)
+            assert await tier.get([key(1)]) is None
+        assert "unforeseen" in caplog.text
+        await works_again(tier)
+
+
+async def test_a_flush_that_the_disk_does_not_do_is_told(tmp_path: Path, counts: Counts) -> None:
+    (tmp_path / "file").touch()
+    memory = MemoryTier(10**6, 3600.0, lambda _: None)
+    async with opened(tmp_path / "file" / "cache", counts) as tier:
+        cache = AssemblyCache(memory, tier)
+        cache.keep(key(1), entry(), "")
+        with pytest.raises(HermesError) as caught:
+            await cache.flush(None)
+    assert caught.value.reason == "CACHE_UNAVAILABLE"
+    assert len(memory) == 0
 
 
 async def test_a_flush_comes_after_what_was_put_before_it(tmp_path: Path, counts: Counts) -> None:

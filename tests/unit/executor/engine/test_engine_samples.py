@@ -213,3 +213,16 @@ def test_samples_that_end_leave_nothing_of_what_they_kept_to_themselves(bench, w
     served.step()
     assert served.cache.stats.nodes == 0
     assert served.cache.stats.blocks_free == served.cache.stats.blocks_total
+
+
+def test_samples_of_a_scope_for_which_there_is_no_root_left_find_their_prompt_too(bench, words, tokens_run):
+    served = bench(running=3, limits=KVLimits(max_roots=1))
+    busy = served.submit(words(20), namespace="busy", tokens=200)
+    served.step()
+    tokens_run.clear()
+    answer = served.submit(words(500, seed=1), samples=6, tokens=6)
+    while len(ends(answer)) < 6:
+        served.step()
+    assert busy.end is None
+    assert sum(tokens_run) <= 500 + 6 * (6 + 16) + len(tokens_run)
+    served.finish()
