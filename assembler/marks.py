@@ -12,12 +12,14 @@ _FIRST_SYMBOL: Final = 0xD800
 
 def open_tail(text: str, words: Collection[str]) -> int:
     """Length of the longest end of the text that one of the words begins with, and goes on from."""
-    longest = max(map(len, words), default=0)
-    for length in range(min(len(text), longest - 1), 0, -1):
-        tail = text[-length:]
-        if any(len(word) > length and word.startswith(tail) for word in words):
-            return length
-    return 0
+    longest = 0
+    for word in words:
+        at = text.find(word[0], max(0, len(text) + 1 - len(word)))
+        while 0 <= at < len(text) - longest:
+            if word.startswith(text[at:]):
+                longest = len(text) - at
+            at = text.find(word[0], at + 1)
+    return longest
 
 
 class Marks:

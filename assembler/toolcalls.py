@@ -203,9 +203,8 @@ class ToolCallFilter:
         begin, opening = min(
             ((at, opening) for opening in self._openings if (at := text.find(opening)) >= 0), default=(-1, "")
         )
-        lead = len(text) - len(text.lstrip())
-        if self._format.bare and self._blank and text.startswith("{", lead):
-            begin, opening = lead, ""
+        if self._format.bare and self._blank and text.lstrip().startswith("{"):
+            begin, opening = text.index("{"), ""
         if begin < 0:
             held = 0 if self._ended else open_tail(text, self._openings)
             self._give(self._marks.shown(text[: len(text) - held]), parts)

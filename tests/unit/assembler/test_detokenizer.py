@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from assembler import tokenizer
 from assembler.detokenizer import StopMatcher, StopRule, detokenizer
+from assembler.marks import open_tail
 from assembler.model_files import ModelFiles
 from assembler.sample import Sample
 from assembler.tokenizer import TokenIds, Tokenizer
@@ -153,6 +154,13 @@ def test_text_is_cut_at_the_first_match(pieces: list[str], stop: str) -> None:
 def test_no_more_is_held_back_than_can_become_a_stop_string() -> None:
     matcher = StopMatcher(["END", "\n\n"], include_stop=False)
     assert [matcher.feed(piece)[0] for piece in ("some E", "N", "x\n", "y")] == ["some ", "", "ENx", "\ny"]
+
+
+@given(text=st.text("abc", max_size=8), words=st.lists(st.text("abc", min_size=1, max_size=5), max_size=3))
+def test_the_open_tail_is_the_longest_end_that_a_word_goes_on_from(text: str, words: list[str]) -> None:
+    ends = [text[at:] for at in range(len(text) + 1)]
+    expected = next(end for end in ends if not end or any(word != end and word.startswith(end) for word in words))
+    assert open_tail(text, words) == len(expected)
 
 
 def pushed(files: ModelFiles, text: str, rule: StopRule) -> tuple[Any, TokenIds]:
