@@ -3,24 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from assembler.detokenizer import SampleText, StopRule
+from assembler.answer_format import PLAIN, AnswerFormat
+from assembler.detokenizer import StopRule
+from assembler.sample import Sample
 from assembler.tokenizer import TokenIds, Tokenizer
+from assembler.tools import ToolCall
 from assembler.upstream import Run
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 
 Event: TypeAlias = assembler_pb2.AssemblerGenerateResponse
-
-
-@dataclass(slots=True)
-class _Sample:
-    """tokens: how many the caller got. stop: the stop string that ended it; what comes later is not the caller's."""
-
-    text: SampleText
-    tokens: int = 0
-    stop: str | None = None
 
 
 class Step(NamedTuple):
@@ -34,14 +27,20 @@ class Answer:
     """Translates the answer to one request."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: TokenIds, rule: StopRule, head: assembler_pb2.AnswerStarted
+        self,
+        tokenizer: Tokenizer,
+        prompt: TokenIds,
+        rule: StopRule,
+        head: assembler_pb2.AnswerStarted,
+        form: AnswerFormat = PLAIN,
     ) -> None:
-        """head: what the caller is told first, but for the executor's token counts."""
+        """head: what the caller is told first, but for the executor's token counts. form: how the answer is read."""
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._rule = rule
         self._head = head
-        self._samples: dict[int, _Sample] = {}
+        self._form = form
+        self._samples: dict[int, Sample] = {}
 
     async def events(self, run: Run) -> AsyncIterator[Event]:
         """The caller's events, as the run goes on; ends samples whose stop string has come."""
@@ -64,9 +63,9 @@ class Answer:
             case _:  # an event of a later contract
                 return Step(())
 
-    def _sample(self, index: int) -> _Sample:
+    def _sample(self, index: int) -> Sample:
         if index not in self._samples:
-            self._samples[index] = _Sample(SampleText(self._tokenizer, self._prompt, self._rule))
+            self._samples[index] = Sample(self._tokenizer, self._prompt, self._rule, self._form)
         return self._samples[index]
 
     def _started(self, started: executor_pb2.ExecutionStarted) -> Event:
@@ -79,13 +78,12 @@ class Answer:
         sample = self._sample(delta.index)
         if sample.stop is not None:
             return Step(())
-        piece = sample.text.push(delta.token_ids)
-        sample.tokens += piece.tokens
-        sample.stop = piece.stop
+        piece = sample.push(delta.token_ids)
         event = Event(
             delta=assembler_pb2.AnswerDelta(
                 index=delta.index,
                 text=piece.text,
+                reasoning=piece.reasoning,
                 token_ids=delta.token_ids[: piece.tokens],
                 logprobs=[self._with_bytes(each) for each in delta.logprobs[: piece.tokens]],
             )
@@ -94,12 +92,16 @@ class Answer:
 
     def _finished(self, finished: executor_pb2.ExecutionFinished) -> list[Event]:
         sample = self._sample(finished.index)
+        rest = sample.finish()
         event = Event(finished=assembler_pb2.AnswerFinished(index=finished.index, finish_reason=finished.finish_reason))
         if sample.stop is not None:
             event.finished.finish_reason = types_pb2.FINISH_REASON_STOP
             event.finished.stop = sample.stop
         elif finished.HasField("stop_token_id"):
             event.finished.stop_token_id = finished.stop_token_id
+        if sample.calls and event.finished.finish_reason == types_pb2.FINISH_REASON_STOP:
+            event.finished.finish_reason = types_pb2.FINISH_REASON_TOOL_CALLS
+        event.finished.tool_calls.extend(map(_as_told, sample.calls))
         if finished.HasField("usage"):
             event.finished.usage.CopyFrom(finished.usage)
             # Tokens that the executor made before it heard of a stop string are not in the answer.
@@ -107,10 +109,10 @@ class Answer:
         if finished.HasField("timings"):
             event.finished.timings.CopyFrom(finished.timings)
             event.finished.timings.assemble.CopyFrom(self._head.info.timings.assemble)
-        rest = sample.text.finish() if sample.stop is None else ""
-        if not rest:
+        if not rest.text and not rest.reasoning:
             return [event]
-        return [Event(delta=assembler_pb2.AnswerDelta(index=finished.index, text=rest)), event]
+        delta = assembler_pb2.AnswerDelta(index=finished.index, text=rest.text, reasoning=rest.reasoning)
+        return [Event(delta=delta), event]
 
     def _with_bytes(self, logprob: types_pb2.TokenLogprob) -> types_pb2.TokenLogprob:
         bytes_of = self._tokenizer.vocabulary.bytes_of
@@ -118,6 +120,10 @@ class Answer:
         for top in logprob.top:
             top.token = bytes_of(top.token_id)
         return logprob
+
+
+def _as_told(call: ToolCall) -> types_pb2.ToolCall:
+    return types_pb2.ToolCall(id=call.id, name=call.name, arguments_json=call.text)
 
 
 async def joined(events: AsyncIterator[Event]) -> AsyncGenerator[Event]:
@@ -164,5 +170,6 @@ async def joined(events: AsyncIterator[Event]) -> AsyncGenerator[Event]:
 
 def _join(earlier: assembler_pb2.AnswerDelta, later: assembler_pb2.AnswerDelta) -> None:
     earlier.text += later.text
+    earlier.reasoning += later.reasoning
     earlier.token_ids.extend(later.token_ids)
     earlier.logprobs.extend(later.logprobs)

@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from assembler import model_files
+from assembler.answer_format import AnswerFormats
 from assembler.cache.build import build
 from assembler.cache.cache import AssemblyCache
 from assembler.metrics import AssemblerMetrics
@@ -104,6 +105,10 @@ class AssemblerApplication:
         metrics = AssemblerMetrics(model.name, registry, self._processes)
         self._cache = build(self._settings, metrics, self._processes)
         self._assembler = await asyncio.to_thread(assembler_of, self._settings, model, self._cache, metrics)
+        formats = await asyncio.to_thread(
+            AnswerFormats, model.files, self._settings.tool_calls, self._settings.reasoning
+        )
+        _log.info("in answers, %s", formats)
         await self._cache.start(_OPEN_SECONDS)
         self._reporting = asyncio.create_task(_report(self._cache, metrics), name="sizes of the cache")
         gc.collect()
@@ -123,6 +128,7 @@ class AssemblerApplication:
         service = AssemblerService(
             self._assembler,
             self._upstream,
+            formats,
             model_name=model.name,
             fingerprint=model.fingerprint,
             answer_reserve=self._settings.answer_reserve,

@@ -1,11 +1,12 @@
-"""Ids to text as they come: whole characters only, cut at stop strings, text and ids in step."""
+"""Ids to text as they come: whole characters only, cut at stop strings."""
 
 import codecs
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from assembler.tokenizer import TokenIds, Tokenizer
+from assembler.marks import open_tail
+from assembler.tokenizer import Tokenizer
 from assembler.vocabulary import Joining, Vocabulary
 
 REPLACEMENT: Final = "\ufffd"
@@ -32,7 +33,7 @@ class Detokenizer(Protocol):
         """The text that is whole now; empty while a character is still open."""
 
     def flush(self) -> str:
-        """What is left at the end; an open character becomes U+FFFD."""
+        """What is left at the end, or before a token that belongs to no text; an open character becomes U+FFFD."""
 
 
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], hidden: Collection[int]) -> Detokenizer:
@@ -78,12 +79,18 @@ class _WindowDetokenizer:
         # A mark at the end may be a character whose other bytes are still to come.
         if not text or text.endswith(REPLACEMENT):
             return ""
-        del self._window[: self._given]
-        self._given = len(self._window)
+        self._settle()
         return text
 
     def flush(self) -> str:
-        return self._new_text()
+        text = self._new_text()
+        self._settle()
+        return text
+
+    def _settle(self) -> None:
+        """All of the window's text has been given out; the last tokens stay to tell what the next ones look like."""
+        del self._window[: self._given]
+        self._given = len(self._window)
 
     def _new_text(self) -> str:
         before = self._decode(self._window[: self._given])
@@ -101,7 +108,6 @@ class StopMatcher:
         """stops: not empty strings. include_stop: a matched stop string stays in the text."""
         self._stops = tuple(stops)
         self._include_stop = include_stop
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
 
     def feed(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
@@ -113,7 +119,7 @@ class StopMatcher:
             end, stop = match
             self._held = ""
             return text[: end if self._include_stop else end - len(stop)], stop
-        held = self._open_tail(text)
+        held = open_tail(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
@@ -134,22 +140,6 @@ class StopMatcher:
         end, _, stop = min(ends)
         return end, stop
 
-    def _open_tail(self, text: str) -> int:
-        """Length of the longest end of the text that some stop string begins with, and goes on from."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[-length:]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
-
-
-class Piece(NamedTuple):
-    """New text of a sample, how many of the pushed tokens belong to it, and the stop string that ended the sample."""
-
-    text: str
-    tokens: int
-    stop: str | None
-
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
@@ -162,29 +152,3 @@ class StopRule:
     include_stop: bool = False
     min_tokens: int = 0
     hidden: frozenset[int] = frozenset()
-
-
-class SampleText:
-    """The text of one sample, as its tokens come."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: TokenIds, rule: StopRule) -> None:
-        self._detokenizer = detokenizer(tokenizer, prompt, rule.hidden)
-        self._matcher = StopMatcher(rule.stops, include_stop=rule.include_stop)
-        self._min_tokens = rule.min_tokens
-        self._tokens = 0
-
-    def push(self, token_ids: Iterable[int]) -> Piece:
-        """Takes the next tokens; those behind one that completed a stop string do not count."""
-        texts: list[str] = []
-        for place, token_id in enumerate(token_ids, start=1):
-            self._tokens += 1
-            text, stop = self._matcher.feed(self._detokenizer.push(token_id), armed=self._tokens >= self._min_tokens)
-            texts.append(text)
-            if stop is not None:
-                return Piece("".join(texts), place, stop)
-        return Piece("".join(texts), len(texts), None)
-
-    def finish(self) -> str:
-        """The rest, when no more tokens come. A stop string can no longer be completed by a whole character."""
-        text, _ = self._matcher.feed(self._detokenizer.flush(), armed=False)
-        return text + self._matcher.release()

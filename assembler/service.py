@@ -12,6 +12,7 @@ from google.protobuf import duration_pb2
 
 from assembler import packed
 from assembler.answer import Answer, joined
+from assembler.answer_format import AnswerFormats
 from assembler.cache.cache import AssemblyCache
 from assembler.detokenizer import StopRule
 from assembler.findings import as_warnings
@@ -39,6 +40,7 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         self,
         assembler: Assembler,
         upstream: Upstream,
+        formats: AnswerFormats,
         *,
         model_name: str,
         fingerprint: str,
@@ -51,6 +53,7 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         """
         self._assembler = assembler
         self._upstream = upstream
+        self._formats = formats
         self._model_name = model_name
         self._fingerprint = fingerprint
         self._answer_reserve = answer_reserve
@@ -81,7 +84,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
             seconds=context.time_remaining(),
         )
         head = assembler_pb2.AnswerStarted(request_id=request_id, model=self._model_name, info=self._info(assembled))
-        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head)
+        form = self._formats.of(request.prompt, assembled.ids)
+        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head, form)
         async with self._upstream.generate(job) as run, aclosing(joined(answer.events(run))) as events:
             async for event in events:
                 yield event

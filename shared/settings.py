@@ -104,6 +104,13 @@ class AssemblerSettings(ServerSettings):
     strict: bool = Field(
         default=False, description="Refuse chats with roles out of order or tool results that answer no call."
     )
+    tool_calls: Literal["auto", "none", "hermes", "llama3", "mistral"] = Field(
+        default="auto",
+        description="How the model writes tool calls; auto asks its chat template, none leaves them text.",
+    )
+    reasoning: Literal["auto", "none"] = Field(
+        default="auto", description="Tell reasoning from text by the chat template's marks, or leave it text."
+    )
     log_prompts: Literal["off", "head_tail"] = Field(
         default="off", description="Log the first and last characters of each prompt, for debugging."
     )

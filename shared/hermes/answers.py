@@ -95,6 +95,7 @@ class Sample:
     index: int
     text: str
     reasoning: str
+    """What the model thought before it answered, where its template marks that."""
     token_ids: tuple[int, ...]
     """Every token generated, the closing end-of-sequence too."""
     logprobs: tuple[TokenLogprob, ...]
@@ -121,6 +122,11 @@ class Answer:
     def text(self) -> str:
         """The first sample's text."""
         return self.samples[0].text
+
+    @property
+    def reasoning(self) -> str:
+        """The first sample's reasoning."""
+        return self.samples[0].reasoning
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -223,6 +223,36 @@ async def test_a_stop_string_ends_its_sample_on_the_executor_and_leaves_the_othe
     assert ends[1].usage.completion_tokens == sum(counts)
 
 
+async def test_calls_and_reasoning_are_told_apart_from_the_text(
+    model_directory: Path, executor: FakeExecutor, tokens: Tokenizer, tmp_path: Path
+) -> None:
+    """With a template that marks both; this model's own has neither."""
+    template = tmp_path / "thinking.jinja"
+    template.write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% set text = message.content %}"
+        "{% if '</think>' in text %}{% set text = text.split('</think>')[1] %}{% endif %}"
+        "{{ text }}{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
+        "{% endfor %}<|im_end|>\n{% endfor %}{{ tools or '' }}<|im_start|>assistant\n<think>\n"
+    )
+    call = '<tool_call>\n{"name": "find", "arguments": {"q": "é 😀"}}\n</tool_call>'
+    ids = [*tokens.encode(f"Hm.\n</think>\n\nI look.\n{call}").ids, 2]
+    executor.script = saying(ids, stop_token_id=2)
+    tool = types_pb2.Tool(function_json='{"name": "find"}')
+    early: list[str] = []
+    async with process(model_directory, executor.address, "--template", str(template), head=early) as running:
+        await running.becomes(serving=True)
+        *deltas, last = (await running.generate(prompt=chat(("user", "hi"), tools=[tool])))[1:]
+        *plain, _ = (await running.generate())[1:]
+    assert "".join(event.delta.reasoning for event in deltas) == "Hm."
+    assert "".join(event.delta.text for event in deltas) == "I look."
+    assert [token for event in deltas for token in event.delta.token_ids] == ids
+    assert last.finished.finish_reason == types_pb2.FINISH_REASON_TOOL_CALLS
+    assert (last.finished.tool_calls[0].name, last.finished.tool_calls[0].arguments_json) == ("find", '{"q": "é 😀"}')
+    assert "".join(event.delta.text for event in plain) == f"I look.\n{call}"
+    assert any("tool calls are read as hermes writes them" in line for line in early)
+
+
 BAD_REQUESTS = [
     ({"prompt": chat()}, "INVALID_ARGUMENT", "NO_MESSAGES"),
     ({"prompt": chat(("wizard", "q"))}, "INVALID_ARGUMENT", "UNKNOWN_ROLE"),

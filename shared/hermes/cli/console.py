@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from typing import NoReturn
 
 import typer
@@ -55,6 +56,17 @@ def note(text: str) -> None:
     err.print(text, style="dim", markup=False)
 
 
+def write(text: str) -> None:
+    """Answer text on standard output, at once and as it is."""
+    out.file.write(text)
+    out.file.flush()
+
+
+def think(text: str) -> None:
+    """Reasoning on standard error, dimmed, as it comes."""
+    err.print(text, style="dim", markup=False, emoji=False, end="")
+
+
 def print_json(value: Json) -> None:
     """One object on one line, for programs."""
     typer.echo(json.dumps(value, ensure_ascii=False))
@@ -92,6 +104,8 @@ def json_of(answer: Answer) -> Json:
     """An answer as one JSON object; times in seconds."""
     return {
         "text": answer.text,
+        "reasoning": answer.reasoning,
+        "tool_calls": [asdict(call) for call in answer.tool_calls],
         "finish_reason": answer.finish_reason,
         "token_ids": answer.token_ids,
         "model": answer.model,

@@ -1,11 +1,14 @@
 """Options that several commands share, and what they become."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hermes.arguments import seconds
+from hermes.cli.console import fail
 from hermes.client import GenerateOptions
 from shared.errors import HermesError
 
@@ -57,7 +60,29 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Dr
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
 ]
+Tools = Annotated[
+    Path | None,
+    typer.Option("--tools", metavar="FILE", help="Functions that the model may call: a JSON array of descriptions."),
+]
+Reasoning = Annotated[
+    bool, typer.Option("--reasoning/--no-reasoning", help="Show reasoning, dimmed, on standard error.")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Also print tokens and times.")]
+
+
+def functions(file: Path | None) -> list[str | Mapping[str, Any]]:
+    """The descriptions in a file of functions; none without a file. Leaves the process where it cannot be read."""
+    if file is None:
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}.", code=2)
+    except ValueError as error:
+        fail(f"{file} is not JSON: {error}.", code=2)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        fail(f"{file} has to be a JSON array of functions, each an object with a name.", code=2)
+    return found
 
 
 def sampling(

@@ -352,8 +352,9 @@ class AssemblerGenerateRequest(_message.Message):
     def stopping(self) -> _types_pb2.StopParams: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end a sample. The text is cut before the match unless include_stop; the ids are those up to
-        and with the token in which it was completed.
+        """Strings that end a sample, looked for in its text alone: not in reasoning, not in tool calls. The text is cut
+        before the match unless include_stop; the ids are those up to and with the token in which it was completed, or
+        which showed that what held it is no call.
         """
 
     def __init__(
@@ -447,7 +448,9 @@ Global___AnswerStarted: _TypeAlias = AnswerStarted  # noqa: Y015
 
 @_typing.final
 class AnswerDelta(_message.Message):
-    """New text of one sample and the tokens it came from. A delta never splits a character."""
+    """New text of one sample and its new tokens. A delta never splits a character. Every token is in one delta, as soon as
+    it is there; the text that it is part of may come in a later one, or, where it is a call's, in none.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -459,7 +462,7 @@ class AnswerDelta(_message.Message):
     index: _builtins.int
     text: _builtins.str
     reasoning: _builtins.str
-    """Text inside the model's reasoning marks, where the template has them; never also in `text`."""
+    """Text inside the model's reasoning marks, where the template has them; never also in `text`. In chats alone."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every token generated, the closing end-of-sequence too; that one has no text."""
@@ -508,7 +511,9 @@ class AnswerFinished(_message.Message):
     def timings(self) -> _types_pb2.Timings: ...
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolCall]:
-        """The calls that the model asked for, where its call format is known; their markup is in no delta's text."""
+        """The calls that the model asked for, where the chat offers tools and its call format is known, in their order and
+        whatever the finish_reason; their markup is in no delta's text. What does not parse is text.
+        """
 
     def __init__(
         self,

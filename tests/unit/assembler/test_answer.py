@@ -1,19 +1,26 @@
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
 from assembler.answer import Answer, Event, joined
+from assembler.answer_format import PLAIN as TEXT
+from assembler.answer_format import AnswerFormat
+from assembler.call_formats import FORMATS
 from assembler.detokenizer import StopRule
 from assembler.model_files import ModelFiles
+from assembler.reasoning import ReasoningMarks
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 
 PLAIN = StopRule()
-STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+STOP, LENGTH, CALLS = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_TOOL_CALLS
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+# This model's tokenizer has no marks of its own, so they are read as text.
+MARKED = AnswerFormat(reasoning=ReasoningMarks("<think>", "</think>"), calls=FORMATS["hermes"])
 
 
-def delta(ids: "array[int]", index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateResponse:
+def delta(ids: Iterable[int], index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateResponse:
     return executor_pb2.ExecutorGenerateResponse(
         delta=executor_pb2.TokenDelta(index=index, token_ids=list(ids), **fields)
     )
@@ -23,11 +30,17 @@ def finished(index: int = 0, **fields: object) -> executor_pb2.ExecutorGenerateR
     return executor_pb2.ExecutorGenerateResponse(finished=executor_pb2.ExecutionFinished(index=index, **fields))
 
 
-def answer(files: ModelFiles, rule: StopRule = PLAIN) -> Answer:
+def answer(files: ModelFiles, rule: StopRule = PLAIN, form: AnswerFormat = TEXT) -> Answer:
     info = assembler_pb2.AssemblyInfo(tokenizer_fingerprint="f")
     info.timings.assemble.FromMilliseconds(5)
     head = assembler_pb2.AnswerStarted(request_id="r", model="m", info=info)
-    return Answer(files.tokenizer, files.tokenizer.encode("q"), rule, head)
+    return Answer(files.tokenizer, files.tokenizer.encode("q"), rule, head, form)
+
+
+def told(ours: Answer, files: ModelFiles, text: str, **end: object) -> list[Event]:
+    """The events of a sample whose tokens come one by one."""
+    events = [event for token in files.tokenizer.encode(text) for event in ours.take(delta([token])).events]
+    return [*events, *ours.take(finished(**end)).events]
 
 
 def test_the_start_tells_what_both_services_know(files: ModelFiles) -> None:
@@ -77,8 +90,64 @@ def test_token_bytes_are_filled_in_for_the_likeliest_tokens_too(files: ModelFile
     assert (event.delta.logprobs[0].token, event.delta.logprobs[0].top[0].token) == (b"\xc3\xa9", b"\xc3\xa9")
 
 
+def test_of_four_samples_one_is_stopped_and_three_go_on(files: ModelFiles) -> None:
+    ours = answer(files, StopRule(stops=("END",)))
+    texts = ["one", "two END", "three", "four"]
+    stopped = [ours.take(delta(files.tokenizer.encode(text), index=index)).stopped for index, text in enumerate(texts)]
+    assert stopped == [None, 1, None, None]
+    more = files.tokenizer.encode(" more")
+    events = [event for index in range(4) for event in ours.take(delta(more, index=index)).events]
+    assert [(event.delta.index, event.delta.text) for event in events] == [(0, " more"), (2, " more"), (3, " more")]
+    ends = [ours.take(finished(index, finish_reason=LENGTH)).events[-1].finished for index in range(4)]
+    assert [end.finish_reason for end in ends] == [LENGTH, STOP, LENGTH, LENGTH]
+
+
+def test_calls_are_told_at_the_end_and_every_id_in_a_delta(files: ModelFiles) -> None:
+    text = f"<think>hm</think>So {CALL} it"
+    *deltas, last = told(answer(files, form=MARKED), files, text, finish_reason=STOP)
+    assert "".join(event.delta.reasoning for event in deltas) == "hm"
+    assert "".join(event.delta.text for event in deltas) == "So  it"
+    assert [token for event in deltas for token in event.delta.token_ids] == list(files.tokenizer.encode(text))
+    (call,) = last.finished.tool_calls
+    assert (call.name, call.arguments_json, len(call.id)) == ("f", '{"a": 1}', 9)
+    assert last.finished.finish_reason == CALLS
+
+
+def test_an_answer_that_was_cut_off_keeps_its_reason_and_its_whole_calls(files: ModelFiles) -> None:
+    *deltas, last = told(answer(files, form=MARKED), files, CALL + CALL[:-20], finish_reason=LENGTH)
+    assert (last.finished.finish_reason, len(last.finished.tool_calls)) == (LENGTH, 1)
+    assert "".join(event.delta.text for event in deltas) == CALL[:-20]
+
+
+def test_a_stop_string_behind_a_call_is_told_beside_it(files: ModelFiles) -> None:
+    last = told(answer(files, StopRule(stops=("END",)), MARKED), files, f"{CALL} END", finish_reason=STOP)[-1]
+    assert (last.finished.finish_reason, last.finished.stop, len(last.finished.tool_calls)) == (CALLS, "END", 1)
+
+
+def test_a_stop_string_that_the_end_shows_ends_the_sample(files: ModelFiles) -> None:
+    text = '<tool_call>{"name END'
+    *deltas, last = told(answer(files, StopRule(stops=("END",)), MARKED), files, text, finish_reason=LENGTH)
+    assert (last.finished.finish_reason, last.finished.stop) == (STOP, "END")
+    assert "".join(event.delta.text for event in deltas) == '<tool_call>{"name '
+
+
+def test_calls_of_samples_are_kept_apart_and_log_probabilities_go_with_their_ids(files: ModelFiles) -> None:
+    ours = answer(files, form=MARKED)
+    ids, other = files.tokenizer.encode(CALL), files.tokenizer.encode("<think>b")
+    events: list[Event] = []
+    for place in range(max(len(ids), len(other))):
+        for index, each in enumerate((ids, other)):
+            for token in each[place : place + 1]:
+                logprob = types_pb2.TokenLogprob(token_id=token)
+                events += ours.take(delta([token], index=index, logprobs=[logprob])).events
+    assert all([each.token_id for each in event.delta.logprobs] == list(event.delta.token_ids) for event in events)
+    ends = [ours.take(finished(index, finish_reason=STOP)).events[-1].finished for index in (0, 1)]
+    assert [(end.finish_reason, len(end.tool_calls)) for end in ends] == [(CALLS, 1), (STOP, 0)]
+    assert "".join(event.delta.reasoning for event in events if event.delta.index) == "b"
+
+
 def text_delta(text: str, index: int = 0) -> Event:
-    return Event(delta=assembler_pb2.AnswerDelta(index=index, text=text, token_ids=[len(text)]))
+    return Event(delta=assembler_pb2.AnswerDelta(index=index, text=text, reasoning=f"{text}?", token_ids=[len(text)]))
 
 
 async def test_deltas_that_pile_up_become_one_a_sample() -> None:
@@ -100,6 +169,7 @@ async def test_deltas_that_pile_up_become_one_a_sample() -> None:
     assert first.HasField("started")
     assert "".join(event.delta.text for event in rest if event.delta.index == 0) == "abbccc"
     assert "".join(event.delta.text for event in rest if event.delta.index == 1) == "ABBCCCD"
+    assert "".join(event.delta.reasoning for event in rest if event.delta.index == 1) == "A?BB?CCC?D?"
     assert next(list(event.delta.token_ids) for event in rest if event.HasField("delta")) == [1, 2, 3]
     assert len(rest) <= 4
 

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assembler import tokenizer
-from assembler.detokenizer import SampleText, StopMatcher, StopRule, detokenizer
+from assembler.detokenizer import StopMatcher, StopRule, detokenizer
+from assembler.marks import open_tail
 from assembler.model_files import ModelFiles
+from assembler.sample import Sample
 from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.vocabulary import Joining
 
@@ -154,9 +156,16 @@ def test_no_more_is_held_back_than_can_become_a_stop_string() -> None:
     assert [matcher.feed(piece)[0] for piece in ("some E", "N", "x\n", "y")] == ["some ", "", "ENx", "\ny"]
 
 
+@given(text=st.text("abc", max_size=8), words=st.lists(st.text("abc", min_size=1, max_size=5), max_size=3))
+def test_the_open_tail_is_the_longest_end_that_a_word_goes_on_from(text: str, words: list[str]) -> None:
+    ends = [text[at:] for at in range(len(text) + 1)]
+    expected = next(end for end in ends if not end or any(word != end and word.startswith(end) for word in words))
+    assert open_tail(text, words) == len(expected)
+
+
 def pushed(files: ModelFiles, text: str, rule: StopRule) -> tuple[Any, TokenIds]:
     ids = files.tokenizer.encode(text)
-    return SampleText(files.tokenizer, files.tokenizer.encode("q"), rule).push(ids), ids
+    return Sample(files.tokenizer, files.tokenizer.encode("q"), rule).push(ids), ids
 
 
 def test_ids_go_up_to_and_with_the_token_that_completed_the_stop_string(files: ModelFiles) -> None:
@@ -175,6 +184,6 @@ def test_a_stop_string_counts_only_from_min_tokens_on(files: ModelFiles) -> None
 
 
 def test_what_is_held_back_comes_out_at_the_end(files: ModelFiles) -> None:
-    sample = SampleText(files.tokenizer, files.tokenizer.encode("q"), StopRule(stops=("word!",)))
+    sample = Sample(files.tokenizer, files.tokenizer.encode("q"), StopRule(stops=("word!",)))
     piece = sample.push(files.tokenizer.encode("a word"))
-    assert (piece.text, piece.stop, sample.finish()) == ("a ", None, "word")
+    assert (piece.text, piece.stop, sample.finish().text) == ("a ", None, "word")

@@ -26,12 +26,13 @@ def started(prompt_tokens: int = 9, cached_tokens: int = 4, warnings: tuple[str,
     )
 
 
-def delta(text: str, *token_ids: int, index: int = 0) -> Event:
-    return Event(delta=assembler_pb2.AnswerDelta(index=index, text=text, token_ids=token_ids))
+def delta(text: str, *token_ids: int, index: int = 0, reasoning: str = "") -> Event:
+    return Event(delta=assembler_pb2.AnswerDelta(index=index, text=text, token_ids=token_ids, reasoning=reasoning))
 
 
 def finished(index: int = 0, **fields: object) -> Event:
-    done = assembler_pb2.AnswerFinished(index=index, finish_reason=types_pb2.FINISH_REASON_STOP, **fields)
+    fields.setdefault("finish_reason", types_pb2.FINISH_REASON_STOP)
+    done = assembler_pb2.AnswerFinished(index=index, **fields)
     return Event(finished=done)
 
 
@@ -45,6 +46,21 @@ PARIS = [
     delta("is.", 11, 2),
     finished(
         stop_token_id=2, usage=usage(completion=3), timings=types_pb2.Timings(prefill=Duration(nanos=250_000_000))
+    ),
+]
+
+
+CALLING = [
+    started(),
+    delta("", 5, 6, reasoning="I do not"),
+    delta("", 7, reasoning=" know."),
+    delta("Let me see.", 10),
+    delta("", 11, 2),
+    finished(
+        finish_reason=types_pb2.FINISH_REASON_TOOL_CALLS,
+        stop_token_id=2,
+        usage=usage(completion=6),
+        tool_calls=[types_pb2.ToolCall(id="abcdefghi", name="find", arguments_json='{"q": "é"}')],
     ),
 ]
 

@@ -13,7 +13,7 @@ from hermes.cli import chat
 from hermes.health import ASSEMBLER, EXECUTOR, GENERATE
 from shared import models
 from shared.errors import StartupError, invalid_argument
-from tests.unit.hermes.fake_assembler import delta, finished, started, usage
+from tests.unit.hermes.fake_assembler import CALLING, delta, finished, started, usage
 
 
 @pytest.fixture
@@ -69,6 +69,47 @@ def test_chat_json_is_one_object(hermes):
     assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 4}
     assert answer["timings"]["prefill"] == pytest.approx(0.25)
     assert answer["assembly"]["template_version"] == "t1"
+
+
+def test_chat_prints_reasoning_apart_from_the_answer_and_calls_behind_it(hermes, assembler):
+    assembler.events = CALLING
+    assert hermes("chat", "hi") == (0, 'Let me see.\nfind {"q": "é"}\n', "I do not know.\n")
+    assert hermes("chat", "hi", "--no-reasoning") == (0, 'Let me see.\nfind {"q": "é"}\n', "")
+
+
+def test_reasoning_that_looks_like_markup_is_printed_as_it_is(hermes, assembler):
+    assembler.events = [started(), delta("", 1, reasoning="[bold]:smile: \n"), delta("[x]", 2), finished(usage=usage())]
+    assert hermes("chat", "hi") == (0, "[x]\n", "[bold]:smile: \n")
+
+
+def test_chat_json_has_reasoning_and_calls(hermes, assembler):
+    assembler.events = CALLING
+    answer = json.loads(hermes("chat", "hi", "--json")[1])
+    assert (answer["reasoning"], answer["finish_reason"]) == ("I do not know.", "tool_calls")
+    assert answer["tool_calls"] == [{"name": "find", "arguments_json": '{"q": "é"}', "id": "abcdefghi"}]
+
+
+def test_chat_offers_the_functions_of_a_file(hermes, assembler, tmp_path):
+    file = tmp_path / "tools.json"
+    file.write_text('[{"name": "find"}, {"type": "function", "function": {"name": "time"}}]')
+    assert hermes("chat", "hi", "--tools", str(file))[0] == 0
+    assert [tool.function_json for tool in assembler.requests[0].prompt.chat.tools] == [
+        '{"name": "find"}',
+        '{"name": "time"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [(None, "cannot be read"), ("[", "is not JSON"), ('{"name": "f"}', "JSON array"), ('["f"]', "JSON array")],
+)
+def test_a_file_that_has_no_functions_is_wrong_usage(hermes, tmp_path, written, said):
+    file = tmp_path / "tools.json"
+    if written is not None:
+        file.write_text(written)
+    code, out, err = hermes("chat", "hi", "--tools", str(file))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
 
 
 def test_chat_reads_its_message_from_standard_input(hermes, assembler):
@@ -223,6 +264,31 @@ def test_a_conversation_carries_its_history_and_tells_what_was_cached(hermes, as
         ["Be brief.", "hello", "Paris.", "again"],
         ["Be brief.", "new"],
     ]
+
+
+def test_a_conversation_asks_for_the_results_of_calls(hermes, assembler, monkeypatch):
+    def lines():
+        assembler.events = CALLING
+        yield "hello"
+        assembler.events = [started(), delta("Five.", 1), finished(usage=usage())]
+        yield "5"
+        yield "/quit"
+
+    said, asked = lines(), []
+
+    def read(prompt, **_):
+        asked.append(prompt)
+        return next(said)
+
+    monkeypatch.setattr(chat.out, "input", read)
+    monkeypatch.setattr("hermes.cli.chat._is_terminal", lambda: True)
+    code, out, _ = hermes("chat")
+    assert (code, asked) == (0, ["you> ", "find> ", "you> "])
+    assert out == 'Let me see.\nfind {"q": "é"}\nFive.\n'
+    _, called, result = assembler.requests[1].prompt.chat.messages
+    assert (called.content, called.reasoning) == ("Let me see.", "I do not know.")
+    assert called.tool_calls[0].name == "find"
+    assert (result.role, result.content, result.tool_call_id) == ("tool", "5", "abcdefghi")
 
 
 def test_a_failed_turn_is_told_and_forgotten(hermes, assembler, monkeypatch):

@@ -4,10 +4,10 @@ import grpc
 import pytest
 
 from hermes.channels import unreachable
-from hermes.client import AsyncClient, Client, HermesError, Message, Usage
+from hermes.client import AsyncClient, Client, HermesError, Message, ToolCall, Usage
 from hermes.health import ASSEMBLER, GENERATE, probe
 from shared.errors import resource_exhausted, unavailable
-from tests.unit.hermes.fake_assembler import FakeAssembler, delta, finished, started, usage
+from tests.unit.hermes.fake_assembler import CALLING, FakeAssembler, delta, finished, started, usage
 
 
 @pytest.fixture
@@ -53,6 +53,26 @@ def test_samples_are_kept_apart(assembler, client):
     assert [sample.text for sample in stream.answer.samples] == ["b", "ac"]
     assert stream.answer.text == "b"
     assert assembler.requests[0].sampling.n == 2
+
+
+def test_reasoning_and_calls_stand_beside_the_text(assembler, client):
+    assembler.events = CALLING
+    answer = client.chat("hi", tools=[{"name": "find"}])
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("Let me see.", "I do not know.", "tool_calls")
+    assert answer.tool_calls == (ToolCall("find", '{"q": "é"}', "abcdefghi"),)
+    assert answer.token_ids == (5, 6, 7, 10, 11, 2)
+    stream = client.stream("hi")
+    assert [piece.reasoning for piece in stream.deltas()] == ["I do not", " know.", "", ""]
+
+
+def test_an_answers_calls_can_be_sent_again_with_their_results(assembler, client):
+    assembler.events = CALLING
+    answer = client.chat("hi")
+    called = Message("assistant", answer.text, tool_calls=answer.tool_calls, reasoning=answer.reasoning)
+    client.chat([Message("user", "hi"), called, Message("tool", "5", tool_call_id=answer.tool_calls[0].id)])
+    _, sent, result = assembler.requests[1].prompt.chat.messages
+    assert (sent.tool_calls[0].arguments_json, sent.reasoning) == ('{"q": "é"}', "I do not know.")
+    assert result.tool_call_id == sent.tool_calls[0].id == "abcdefghi"
 
 
 def test_leaving_a_stream_early_cancels_the_call(assembler, client):
