@@ -27,6 +27,8 @@ _PRE_TOKENIZERS: Final = frozenset(
 )
 _MODELS: Final = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 _WORD_END: Final = re.compile(r"\w\Z")
+# What libraries in Rust raise where they give up; no Exception, and of a class that cannot be imported.
+_PANIC: Final = "PanicException"
 # More control tokens than this are reserved ones, alike in all but a number.
 _TRIED_TOKENS: Final = 16
 # What a tokenizer could treat in another way at the beginning or the end of a text.
@@ -113,6 +115,16 @@ def _touch(token: str, other: str) -> bool:
 
 def tried(cuts: Cuts, tokenizer: "_Encoder") -> Cuts:
     """The same cuts, if the tokenizer does as tokenizer.json says: whole texts and pieces give the same ids."""
+    try:
+        problem = _difference(cuts, tokenizer)
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        problem = f"the tokenizer broke down: {error}"
+    return cuts if problem is None else Cuts(frozenset(), problem)
+
+
+def _difference(cuts: Cuts, tokenizer: "_Encoder") -> str | None:
     for token in sorted(cuts.tokens)[:_TRIED_TOKENS]:
         for before, after in pairwise((*_TEXTS, *_TEXTS[:1])):
             head, text = before + token, before + token + after
@@ -122,8 +134,8 @@ def tried(cuts: Cuts, tokenizer: "_Encoder") -> Cuts:
                 tokenizer.encode_guarded(text, whole)
                 != tokenizer.encode_guarded(text[:cut], first) + tokenizer.encode_guarded(text[cut:], rest)
             ):
-                return Cuts(frozenset(), f"a text cut after {token!r} came out in other ids")
-    return cuts
+                return f"a text cut after {token!r} came out in other ids"
+    return None
 
 
 def _live(text: str, token: str) -> list[Live]:

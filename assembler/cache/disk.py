@@ -128,7 +128,7 @@ class DiskTier:
                 self._trouble(error, store)
                 return None
             else:
-                if entry is not None and entry.stored + self._limits.max_age > time.time():
+                if entry is not None and entry.is_good(self._limits.max_age):
                     return Found(key, entry)
         return None
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,8 @@ _HEAD: Final = struct.Struct("<4s32sdIII")
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 # An entry in memory besides its ids and texts: its object, its key, its place in the table (measured, rounded up).
 _OVERHEAD_BYTES: Final = 512
+# By so much the clocks of processes that share a disk may differ.
+_CLOCK_SECONDS: Final = 60.0
 # A finding besides its message: its tuple, its index, its place in the list.
 _FINDING_BYTES: Final = 120
 
@@ -37,6 +40,10 @@ class Entry:
     stored: float
     dropped_rounds: int = 0
     findings: tuple[Finding, ...] = ()
+
+    def is_good(self, max_age: float) -> bool:
+        """Whether it was stored so many seconds ago at most, and not in a time to come."""
+        return -_CLOCK_SECONDS < time.time() - self.stored < max_age
 
     @property
     def size(self) -> int:

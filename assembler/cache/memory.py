@@ -1,7 +1,6 @@
 """The nearer tier: entries in this process's memory, the least recently used go first."""
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,7 +34,7 @@ class MemoryTier:
             held = self._held.get(key)
             if held is None:
                 return None
-            if held.entry.stored + self._max_age <= time.time():
+            if not held.entry.is_good(self._max_age):
                 self._drop(key)
                 return None
             self._held.move_to_end(key)

@@ -37,8 +37,16 @@ _SETTINGS: Final = {
     "sqlite_journal_size_limit": 4 * 2**20,
 }
 # Primary result codes that say that the database is not one, or no longer whole. https://www.sqlite.org/rescode.html
-_BROKEN: Final = frozenset(
-    {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
+_BROKEN: Final = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA})
+# Of the errors of reading and writing those that say so, too; the others come of quotas and the like, and pass.
+_BROKEN_READS: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_IOERR_READ,
+        sqlite3.SQLITE_IOERR_SHORT_READ,
+        sqlite3.SQLITE_IOERR_DATA,
+        sqlite3.SQLITE_IOERR_CORRUPTFS,
+    }
 )
 
 
@@ -197,4 +205,4 @@ def _told() -> Iterator[None]:
 
 def _trouble(error: sqlite3.Error) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None)
-    return StoreError(str(error), is_broken=code is None or code & 0xFF in _BROKEN)
+    return StoreError(str(error), is_broken=code is None or code & 0xFF in _BROKEN or code in _BROKEN_READS)

@@ -1,5 +1,6 @@
 """The thread that writes to disk behind the requests, in batches, and never makes one wait."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -83,8 +84,10 @@ class Writer:
 
     def close(self, seconds: float) -> None:
         """Writes what waits and ends the thread; blocks for so long at most."""
-        self._waiting.put(None)
-        self._thread.join(seconds)
+        end = time.monotonic() + seconds
+        with contextlib.suppress(queue.Full):  # the disk hangs; the thread ends with the process
+            self._waiting.put(None, timeout=seconds)
+            self._thread.join(max(end - time.monotonic(), 0.0))
 
     def _taken(self, size: int) -> None:
         with self._bytes_lock:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import json_format
 
 from assembler import model_files, template_files
+from assembler.answer_format import AnswerFormats
 from assembler.model_files import ModelFiles
 from assembler.pipeline import Assembler, Order
 from assembler.recall import COMMON
@@ -50,6 +51,7 @@ class Asked:
         self._service = AssemblerService(
             assembler,
             NoUpstream(),
+            AnswerFormats(assembler.files, "none", "none"),
             model_name="m",
             fingerprint="f",
             answer_reserve=answer_reserve,
@@ -191,6 +193,8 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
     "log_format": ("json", False),
     "executor": ("127.0.0.1:1", False),
     "log_prompts": ("head_tail", False),
+    "tool_calls": ("none", False),
+    "reasoning": ("none", False),
     "workers": (2, False),
     "metrics_port": (0, False),
     "cache": (True, False),

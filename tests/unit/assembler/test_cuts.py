@@ -166,3 +166,17 @@ def test_models_of_every_family_can_be_cut(tmp_path: Path, style: Any) -> None:
     found = cuts.tried(files.tokenizer.added.cuts, files.tokenizer)
     assert found.problem is None
     assert found.tokens <= files.tokenizer.added.control.keys()
+
+
+def test_a_tokenizer_that_panics_when_it_is_tried_has_none() -> None:
+    class PanicException(BaseException):
+        pass
+
+    class Panicking:
+        def encode(self, text: str) -> Any:
+            raise PanicException("AddedVocabulary bad split")
+
+        encode_guarded = encode
+
+    tried = cuts.tried(Cuts(frozenset({"<|a|>"})), Panicking())  # type: ignore[arg-type]
+    assert (tried.tokens, tried.problem) == (frozenset(), "the tokenizer broke down: AddedVocabulary bad split")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from assembler.cache import disk, reader
+from assembler.cache import disk, reader, writer
 from assembler.cache.cache import AssemblyCache
 from assembler.cache.disk import DiskLimits, DiskTier, Found
 from assembler.cache.memory import MemoryTier
@@ -434,3 +434,21 @@ async def test_eviction_is_counted_and_runs_behind_the_writes(tmp_path: Path, co
         assert counts["evicted"] > 100
         assert tier.sizes.bytes <= 16 * MIB
         assert tier.sizes.entries == 800 - counts["evicted"]
+
+
+async def test_closing_does_not_wait_for_a_disk_that_hangs_with_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_WAITING", 2)
+    hung, goes_on = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        hung.set()
+        goes_on.wait(SECONDS)
+
+    stuck = writer.Writer(hang, lambda: None, lambda: None)
+    stuck.put(writer.Write(key(0), entry(), "a"))
+    assert await asyncio.to_thread(hung.wait, SECONDS)
+    while stuck.put(writer.Write(key(1), entry(), "a")):
+        pass
+    async with asyncio.timeout(SECONDS / 2):
+        await asyncio.to_thread(stuck.close, 0.05)
+    goes_on.set()

@@ -70,3 +70,10 @@ def test_a_flush_takes_one_namespace_or_all() -> None:
     assert tier.flush("a") == 2
     assert tier.get(key(2)) is not None
     assert tier.flush(None) == 1
+
+
+def test_what_a_clock_that_was_ahead_has_stored_is_not_given_for_years() -> None:
+    tier = Tier(10**6)
+    tier.put(key(1), entry(age=-30.0), "a")
+    tier.put(key(2), entry(age=-86_400.0), "a")
+    assert (tier.get(key(1)) is None, tier.get(key(2)) is None) == (False, True)

@@ -12,7 +12,7 @@ import pytest
 from diskcache.core import MODE_BINARY, MODE_PICKLE, MODE_TEXT
 
 from assembler.cache.entry import DamagedError
-from assembler.cache.store import Item, Store, StoreError
+from assembler.cache.store import Item, Store, StoreError, _trouble
 
 MIB = 2**20
 AGE = 3600.0
@@ -218,3 +218,21 @@ def test_eight_processes_that_open_it_at_once_all_can(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "new", 64 * MIB, AGE)
     assert len(store) == 8
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_broken"),
+    [
+        (sqlite3.SQLITE_IOERR_WRITE, False),
+        (sqlite3.SQLITE_IOERR_FSYNC, False),
+        (sqlite3.SQLITE_IOERR_SHORT_READ, True),
+        (sqlite3.SQLITE_IOERR_READ, True),
+        (sqlite3.SQLITE_CORRUPT_INDEX, True),
+        (sqlite3.SQLITE_FULL, False),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, False),
+    ],
+)
+def test_what_cannot_be_written_is_not_broken_and_what_cannot_be_read_is(code: int, is_broken: bool) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    assert _trouble(error).is_broken is is_broken
