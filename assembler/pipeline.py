@@ -26,21 +26,20 @@ from assembler.tokenizer import TokenIds
 from assembler.truncation import Truncated, Window
 from hermes.v1 import assembler_pb2
 from shared.errors import failed_precondition, invalid_argument
+from shared.logs import head_tail
 
 T = TypeVar("T")
 
-# Up to this, rendering and encoding take 2 ms; others wait longer for a thread that has work, and for what it holds.
+# So long work may hold the event loop: others wait longer for a thread that has work, and for what it holds.
+_INLINE_SECONDS: Final = 0.002
+# As many are encoded in that time.
 _INLINE_CHARACTERS: Final = 49_152
 # `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
 _SLOWER: Final = 16
 # Bytes are digested at so many times the rate at which characters are encoded.
 _DIGESTED_PER_ENCODED: Final = 16
-# A message costs a template about as much as so many characters (2.2 ms for 400 short messages).
-_CHARACTERS_PER_MESSAGE: Final = 64
 # Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
 _MOST_THREADS: Final = 4
-# Of a logged prompt, from either end.
-_LOGGED_CHARACTERS: Final = 80
 
 _log: Final = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Assembler:
         if text is None and (order.return_text or self._policies.log_head_tail):
             text = self.files.tokenizer.decode(ids)
         if self._policies.log_head_tail and text is not None:
-            _log.info("prompt of %d tokens: %s", len(ids), _head_tail(text))
+            _log.info("prompt of %d tokens: %s", len(ids), head_tail(text))
         return Assembled(
             ids=ids,
             text=text if order.return_text else None,
@@ -240,8 +239,10 @@ class Assembler:
             return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
+        size, pace = (chat.ByteSize(), len(chat.messages)), drafts.pace
         with self._metrics.stage("render"):
-            return await self._worked(chat.ByteSize() + _CHARACTERS_PER_MESSAGE * len(chat.messages), work)
+            is_long = pace.seconds(*size) > _INLINE_SECONDS
+            return await self._beside(lambda: pace.timed(*size, work)) if is_long else pace.timed(*size, work)
 
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""
@@ -286,13 +287,8 @@ class Assembler:
         return len(text) if is_quick else _SLOWER * len(text)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
-        if characters <= _INLINE_CHARACTERS:
-            return work()
+        return work() if characters <= _INLINE_CHARACTERS else await self._beside(work)
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """Does work on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _head_tail(text: str) -> str:
-    """The first and last characters of a prompt, on one line."""
-    if len(text) <= 2 * _LOGGED_CHARACTERS:
-        return repr(text)
-    return f"{text[:_LOGGED_CHARACTERS]!r} … {text[-_LOGGED_CHARACTERS:]!r}"

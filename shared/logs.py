@@ -1,4 +1,4 @@
-"""Logs on stderr, for people or as JSON lines. Prompts and answers never go there."""
+"""Logs on stderr, for people or as JSON lines. Prompts and answers never go there, unless that is asked for."""
 
 import json
 import logging
@@ -14,6 +14,8 @@ _OURS: Final = ("__main__", "assembler", "executor", "hermes", "shared")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _COLOURS: Final = {logging.DEBUG: "\x1b[2m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _PLAIN: Final = "\x1b[0m"
+# Of a prompt, from either end.
+_SHOWN_CHARACTERS: Final = 80
 
 
 def configure(level: Level, format: Format, service: str) -> None:  # noqa: A002  the setting's own name
@@ -80,3 +82,10 @@ def without_text(error: BaseException) -> str:
         parts.append(f"{frames}{type(current).__module__}.{type(current).__qualname__}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "\nraised from\n".join(parts)
+
+
+def head_tail(text: str) -> str:
+    """The first and last characters of a text, on one line."""
+    if len(text) <= 2 * _SHOWN_CHARACTERS:
+        return repr(text)
+    return f"{text[:_SHOWN_CHARACTERS]!r} … {text[-_SHOWN_CHARACTERS:]!r}"
