@@ -16,6 +16,8 @@ _NAME: Final = re.compile(r"[\w.:/$@-]+")
 _QUOTED_CHARACTERS: Final = 60
 # JSON nests, but none that a model can use nests deeper; Python goes down about a thousand calls in all.
 _MOST_LEVELS: Final = 64
+# Parsing holds the interpreter's lock for the whole text: 5 to 15 ms for so many.
+_MOST_VALUES: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def is_name(name: str) -> bool:
 
 def parse_object(text: str) -> dict[str, Any]:
     """A JSON object whose strings are text and whose numbers are numbers. Raises ValueError with what is wrong."""
+    if text.count(",") >= _MOST_VALUES:  # commas in its strings count as well
+        raise ValueError(f"it has more than {_MOST_VALUES} values")
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         if "\\u" in text:  # half a surrogate pair can be escaped, but never be text

@@ -84,6 +84,16 @@ def test_json_of_too_many_levels_is_no_object_for_anybody(levels: int) -> None:
             tools.parse_object(text)
 
 
+def test_json_of_more_values_than_are_parsed_at_once_is_no_object_for_anybody() -> None:
+    for values, is_object in ((50_000, True), (50_001, False)):
+        text = f'{{"x": [{", ".join(["1"] * values)}]}}'
+        call = tools.read_call(types_pb2.ToolCall(name="f", arguments_json=text), 0)
+        assert (call.arguments is not None) == is_object
+        if not is_object:
+            with pytest.raises(ValueError, match="more than 50000 values"):
+                tools.parse_object(text)
+
+
 def test_many_lists_beside_each_other_are_no_levels() -> None:
     assert len(tools.parse_object('{"x": [' + "[]," * 1_000 + "{}]}")["x"]) == 1_001
 
