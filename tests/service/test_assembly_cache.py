@@ -278,7 +278,8 @@ async def test_workers_end_with_their_parent(model_directory: Path, tmp_path: Pa
 
 async def test_a_worker_that_cannot_start_ends_all_with_its_sentence(tmp_path: Path) -> None:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "assembler", "--port", "0", "--metrics-port", "0", "--workers", "2", "--model", str(tmp_path),
+        sys.executable, "-m", "assembler", "--port", "0", "--metrics-port", "0",
+        "--workers", "2", "--model", str(tmp_path),
         stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     _, said = await asyncio.wait_for(child.communicate(), SECONDS)
