@@ -95,8 +95,13 @@ format: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-test: model ## Run the tests, with the real model in real processes
+test: model ## Run the tests, with the real model in real processes; ARGS="…" are pytest's own
+ifeq ($(ARGS),)
+	@$(BIN)/pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/pytest tests/service
+else
 	@$(BIN)/pytest $(ARGS)
+endif
 
 test-images: setup ## Run each image's install steps in clean virtual environments; takes minutes
 	@$(BIN)/pytest tests/images $(ARGS)

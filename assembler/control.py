@@ -94,6 +94,11 @@ class ControlText:
         runs = _OWN.finditer(own_of(rendered))
         return tuple(found for run in runs for found in self.tokens.found(text, run.start(), run.end()))
 
+    def is_glued(self, rendered: str) -> bool:
+        """Whether a control token is the template's in a part, and in another part cannot be told to be."""
+        own = own_of(rendered)
+        return any(0 < own.count(1, *found[:2]) < len(found.token) for found in self.tokens.found(plain(rendered)))
+
     def may_begin(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> bool:
         """Whether one of the caller's texts has a letter that a control token begins with."""
         return any(first in text for _, text in _texts(conversation, kwargs) for first in self.tokens.firsts)

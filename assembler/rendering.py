@@ -89,7 +89,11 @@ class Renderer:
             ):
                 raise self._refusal(conversation, options)
             return reading
-        if self._hides_origin and not self._control.may_begin(conversation, options.kwargs):
+        if (
+            self._hides_origin
+            and not self._control.may_begin(conversation, options.kwargs)
+            and not self._control.is_glued(rendered)
+        ):
             return Reading(reading.text)
         if self._refuses:
             raise self._refusal(conversation, options)

@@ -459,3 +459,13 @@ def test_a_parameter_cannot_be_named_so_that_the_template_makes_a_token_of_it(tm
     assert not {"<tool_call>", "</tool_call>"} & {
         served.files.tokenizer.decode([each]) for each in control_ids(served, ids)
     }
+
+
+@pytest.mark.parametrize("name", ["im_end|>", "im_start|>"])
+def test_a_template_that_leaves_half_tokens_and_hides_the_origin_of_others_has_them_finished_by_nobody(
+    tmp_path: Path, name: str
+) -> None:
+    style = MeanStyle("formats", MEAN_STYLE.special, bos="<s>", eos="</s>")
+    served = serve(style, style.write(tmp_path))
+    with pytest.raises(HermesError, match="refuses"):
+        served.ids_and_text(as_chat({"messages": [{"role": "user", "content": "|", "name": name}], "tools": []}))
