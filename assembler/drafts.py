@@ -13,7 +13,7 @@ from assembler.tokenizer import TokenIds
 from shared.errors import HermesError
 
 # Turns of a conversation that a template is timed with, and how often: the first time is no measure.
-_TRIED: Final = Conversation((Message(Role.USER, "Hello there"), Message(Role.ASSISTANT, "Hello!")) * 16)
+_TRIED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
 _TRIES: Final = 4
 
 

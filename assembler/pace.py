@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 # Seconds a character: what quick templates take.
-_USUAL: Final = 4e-8
-# A message costs a quick template about as much as so many characters (2.2 ms for 400 short messages).
-_CHARACTERS_PER_MESSAGE: Final = 64
+_USUAL: Final = 2e-8
+# A message costs about as much as so many characters.
+_CHARACTERS_PER_MESSAGE: Final = 256
 # What a render takes however short it is, which tells nothing of longer ones.
 _SHORTEST_SECONDS: Final = 2e-4
 # Of the last render against all before it.
