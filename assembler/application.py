@@ -146,7 +146,7 @@ class AssemblerApplication:
         _log.info(
             "serving prompts for %s: %s encodes, %s",
             name,
-            files.tokenizer.library,
+            files.tokenizer.encodes_with,
             "text prompts only, the model has no chat template" if files.template is None else self._template_name(),
         )
         return Model(name, fingerprint, files)

@@ -30,8 +30,8 @@ class ModelFiles:
 
     def encoding_facts(self) -> tuple[str, ...]:
         """What besides the tokenizer's files can change the ids of a rendered text."""
-        library = self.tokenizer.library
-        return (library, metadata.version(library), *sorted(self.tokenizer.added.control))
+        package = self.tokenizer.encodes_with
+        return (package, metadata.version(package), *sorted(self.tokenizer.added.control))
 
     def template_facts(self) -> tuple[str, ...]:
         """What can change the text of a chat."""

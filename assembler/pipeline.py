@@ -283,7 +283,7 @@ class Assembler:
 
     def _work(self, text: str, *, guarded: bool = False) -> int:
         """How much work encoding is, in characters of the quick library's."""
-        is_quick = self.files.tokenizer.library == "fastokens" and not guarded
+        is_quick = self.files.tokenizer.encodes_with == "fastokens" and not guarded
         return len(text) if is_quick else _SLOWER * len(text)
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:

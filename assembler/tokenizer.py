@@ -46,8 +46,8 @@ class Tokenizer:
         self.added = added
 
     @property
-    def library(self) -> str:
-        """The library that encodes: "fastokens" or "tokenizers"."""
+    def encodes_with(self) -> str:
+        """The package that encodes: "fastokens" or "tokenizers"."""
         return self._encoder.name
 
     def encode(self, text: str) -> TokenIds:

@@ -85,10 +85,10 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             listener.cancel()
 
     async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake has no tree")
 
     async def GetLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake has no load")
 
 
 async def _nothing(executor: FakeExecutor) -> AsyncIterator[Event]:

@@ -82,7 +82,7 @@ def test_every_character_gives_the_references_ids(files: ModelFiles, model_direc
 def test_ids_are_the_references_however_many_numerals_there_are(
     own: Tokenizer, built: tokenizers.Tokenizer, text: str
 ) -> None:
-    assert own.library == "fastokens"
+    assert own.encodes_with == "fastokens"
     assert list(own.encode(text)) == built.encode(text, add_special_tokens=False).ids
     assert list(own.encode_raw(text)) == built.encode(text).ids
     ids = built.encode(text).ids

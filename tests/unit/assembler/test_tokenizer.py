@@ -36,7 +36,7 @@ def write_word_piece(directory: Path) -> None:
 
 
 def test_fastokens_serves_the_default_model(files: ModelFiles) -> None:
-    assert files.tokenizer.library == "fastokens"
+    assert files.tokenizer.encodes_with == "fastokens"
     assert files.tokenizer.vocabulary.joining is Joining.BYTES
 
 
@@ -137,7 +137,7 @@ def test_the_reference_serves_where_fastokens_cannot_and_the_log_says_so(
     monkeypatch.setattr(encoders.Fast, "__init__", refuse)
     with caplog.at_level(logging.WARNING):
         own = loaded(tmp_path)
-    assert own.library == "tokenizers"
+    assert own.encodes_with == "tokenizers"
     assert "this kind is unknown" in caplog.text
     assert list(own.encode("hello")) == [3]
 
@@ -152,7 +152,7 @@ def test_the_reference_serves_where_fastokens_differs(
 
     monkeypatch.setattr(encoders.Fast, "encode", wrong)
     with caplog.at_level(logging.WARNING):
-        assert loaded(model_directory).library == "tokenizers"
+        assert loaded(model_directory).encodes_with == "tokenizers"
     assert "differs" in caplog.text
 
 
@@ -172,7 +172,7 @@ def test_texts_with_bytes_that_are_no_tokens_are_encoded_as_the_reference_does(t
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     own, reference = loaded(tmp_path), tokenizers.Tokenizer.from_str(json.dumps(definition))
-    assert own.library == "fastokens"
+    assert own.encodes_with == "fastokens"
     for text in ("a\x04b", "!\x04!", "<s>\x04<s>>so", "\x04", "is it so?"):
         assert list(own.encode(text)) == reference.encode(text, add_special_tokens=False).ids
         assert list(own.encode_raw(text)) == reference.encode(text).ids
