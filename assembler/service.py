@@ -4,11 +4,9 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import grpc
-from google.protobuf import duration_pb2
 
 from assembler import packed
 from assembler.answer import Answer, joined
@@ -22,6 +20,7 @@ from assembler.recall import CacheUse
 from assembler.truncation import Window
 from assembler.upstream import Job, Upstream
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
+from shared.durations import duration
 from shared.errors import HermesError, invalid_argument, unimplemented
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -153,7 +152,7 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
             template_version=assembled.template_version,
             tokenizer_fingerprint=self._fingerprint,
             warnings=as_warnings(assembled.findings),
-            timings=types_pb2.Timings(assemble=_duration(assembled.seconds)),
+            timings=types_pb2.Timings(assemble=duration(assembled.seconds)),
         )
 
 
@@ -194,12 +193,6 @@ class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
 
 def _request_id(request: _Request) -> str:
     return request.request_id or uuid.uuid4().hex
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration
 
 
 def _bad_truncation(field: str, problem: str) -> HermesError:

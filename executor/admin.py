@@ -15,10 +15,10 @@ from executor.events import Failed, Finished, Started
 from executor.kv.description import Branch
 from executor.kv.pins import Pin, PinLimitError, UnknownPinError
 from executor.mailbox import Mailbox, Outbox
-from executor.replies import duration
 from executor.requests import Request
 from executor.translate import Translator
 from hermes.v1 import executor_pb2, executor_pb2_grpc
+from shared.durations import duration
 from shared.errors import HermesError, failed_precondition, invalid_argument, not_found, resource_exhausted
 
 T = TypeVar("T")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from google.protobuf import duration_pb2
-
 from executor.events import Choice, Event, Failed, Finished, FinishReason, Generated, Started
 from hermes.v1 import executor_pb2, types_pb2
+from shared.durations import duration
 
 Response = executor_pb2.ExecutorGenerateResponse
 
@@ -63,10 +62,3 @@ def _finished(event: Finished) -> executor_pb2.ExecutionFinished:
             decode=duration(event.decode_seconds),
         ),
     )
-
-
-def duration(seconds: float) -> duration_pb2.Duration:
-    """Seconds as the contract has them."""
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message

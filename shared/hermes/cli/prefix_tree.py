@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -16,6 +15,7 @@ from hermes.cli import options as opt
 from hermes.cli.console import fail, note, out, print_json, text_or_stdin
 from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR, Client
 from hermes.v1 import executor_pb2, executor_pb2_grpc
+from shared.durations import duration
 from shared.errors import from_rpc_error
 
 T = TypeVar("T")
@@ -88,7 +88,9 @@ def pin(
 ) -> None:
     """Compute the beginning of a prompt and keep it for a time; print the pin's name."""
     token_ids = _prefix(message, system, raw, lambda: Client(address, timeout=timeout, tls_ca=tls_ca))
-    request = build(executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace, pin=_duration(seconds))
+    request = build(
+        executor_pb2.WarmPrefixRequest, token_ids=token_ids, namespace=namespace, pin=_pin_duration(seconds)
+    )
     told = ask(executor, tls_ca, lambda stub: stub.WarmPrefix(request, timeout=timeout))
     note(f"{told.cached_tokens} tokens were there, {told.computed_tokens} were computed; kept for {seconds:g} s")
     typer.echo(told.pin_id)
@@ -129,12 +131,10 @@ def ask(executor: str, tls_ca: Path | None, call: Callable[[executor_pb2_grpc.Ex
             raise unreachable(from_rpc_error(error), "executor", executor) from None
 
 
-def _duration(seconds: float) -> duration_pb2.Duration:
+def _pin_duration(seconds: float) -> duration_pb2.Duration:
     if math.isnan(seconds) or seconds > _LONGEST_PIN:
         raise bad_argument("--for", f"cannot be {seconds:g}: a pin lasts a year at most ({_LONGEST_PIN:g} seconds)")
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration
+    return duration(seconds)
 
 
 def _idle(branch: executor_pb2.Branch) -> float:
