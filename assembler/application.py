@@ -18,7 +18,8 @@ from assembler.cache.cache import AssemblyCache
 from assembler.metrics import AssemblerMetrics
 from assembler.model_files import ModelFiles
 from assembler.order import OrderPolicy
-from assembler.pipeline import Assembler, Policies
+from assembler.orders import Policies
+from assembler.pipeline import Assembler
 from assembler.recall import Recall
 from assembler.service import AssemblerAdminService, AssemblerService
 from assembler.upstream import Upstream

@@ -1,102 +1,28 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
-import asyncio
 import logging
-import os
 import time
 from array import array
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from assembler import findings, limits, messages, templates, truncation
 from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
 from assembler.drafts import Asked, Draft, Drafts, Sheet
-from assembler.findings import Finding
-from assembler.messages import Conversation, UnknownRole
+from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
-from assembler.order import OrderPolicy
-from assembler.recall import NONE, CacheUse, Recall
-from assembler.rendering import ControlPolicy, Renderer
+from assembler.orders import Assembled, Order, Policies
+from assembler.recall import Recall
+from assembler.rendering import Renderer
 from assembler.templates import ChatTemplate
-from assembler.tokenizer import TokenIds
-from assembler.truncation import Truncated, Window
+from assembler.truncation import Truncated
+from assembler.workbench import Workbench
 from hermes.v1 import assembler_pb2
 from shared.errors import failed_precondition, invalid_argument
 from shared.logs import head_tail
 
-T = TypeVar("T")
-
-# So long work may hold the event loop: others wait longer for a thread that has work, and for what it holds.
-_INLINE_SECONDS: Final = 0.002
-# As many are encoded in that time.
-_INLINE_CHARACTERS: Final = 49_152
-# `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
-_SLOWER: Final = 16
-# Bytes are digested at so many times the rate at which characters are encoded.
-_DIGESTED_PER_ENCODED: Final = 16
-# Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
-_MOST_THREADS: Final = 4
-
 _log: Final = logging.getLogger(__name__)
-
-
-class Fitting(NamedTuple):
-    """What is done with a chat that is too long. window: None where it is refused, else its oldest rounds are dropped.
-
-    asked: what the caller said of it, which is part of the prompt's key.
-    """
-
-    window: Window | None = None
-    asked: str = ""
-
-
-_REFUSED: Final = Fitting()
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A prompt to assemble. max_tokens: it may have this many; None is no limit."""
-
-    prompt: assembler_pb2.Prompt
-    max_tokens: int | None
-    return_text: bool = False
-    fitting: Fitting = _REFUSED
-    cache: CacheUse = NONE
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt."""
-
-    unknown_role: UnknownRole = "error"
-    order: OrderPolicy = field(default_factory=OrderPolicy)
-    control_text: ControlPolicy = "encode"
-    log_head_tail: bool = False
-
-    def facts(self) -> tuple[str, ...]:
-        """Those that can change a prompt."""
-        order = self.order
-        return (self.unknown_role, self.control_text, f"{order.merge_system} {order.merge_same_role} {order.strict}")
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """text: where it was asked for. template_version: empty where no template had a part in it. seconds: time spent.
-
-    cached_tokens: ids that came from the cache: all, or those of a beginning.
-    """
-
-    ids: TokenIds
-    text: str | None
-    template_version: str
-    seconds: float
-    findings: tuple[Finding, ...] = ()
-    cached_tokens: int = 0
-    dropped_rounds: int = 0
 
 
 class _Made(NamedTuple):
@@ -120,10 +46,10 @@ class Assembler:
         self._beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
         self._drafts = self._drafting(files.template)
         self._tool_drafts = self._drafting(files.tool_template) or self._drafts
-        self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="assemble")
+        self._bench = Workbench()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._bench.close()
 
     async def assemble(self, order: Order) -> Assembled:
         """The prompt's token ids. Raises HermesError for everything that is wrong with the prompt."""
@@ -186,7 +112,9 @@ class Assembler:
             return _Made(entry, text, cached_tokens=len(entry.ids))
         await self._refuse_early(text, 0, order)
         with self._metrics.stage("tokenize"):
-            ids = await self._worked(self._work(text), lambda: self.files.tokenizer.encode_raw(text))
+            ids = await self._bench.encoding(
+                len(text), lambda: self.files.tokenizer.encode_raw(text), slowly=self._is_slow()
+            )
         entry = Entry(ids, time.time())
         limits.check_length(len(ids), order.max_tokens)
         self._recall.keep_prompt(key, entry, order.cache)
@@ -213,9 +141,7 @@ class Assembler:
         if not order.cache.any:
             return None
         data = order.prompt.SerializeToString(deterministic=True)
-        return await self._worked(
-            len(data) // _DIGESTED_PER_ENCODED, lambda: self._recall.key(data, order.cache, *fields)
-        )
+        return await self._bench.digesting(len(data), lambda: self._recall.key(data, order.cache, *fields))
 
     async def _looked_up(self, key: bytes | None, order: Order) -> Entry | None:
         with self._metrics.stage("lookup"):
@@ -239,23 +165,21 @@ class Assembler:
             return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
-        size, pace = (chat.ByteSize(), len(chat.messages)), drafts.pace
         with self._metrics.stage("render"):
-            is_long = pace.seconds(*size) > _INLINE_SECONDS
-            return await self._beside(lambda: pace.timed(*size, work)) if is_long else pace.timed(*size, work)
+            return await self._bench.paced(chat.ByteSize(), len(chat.messages), drafts.pace, work)
 
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""
         with self._metrics.stage("lookup"):
-            if len(sheet.text) > _DIGESTED_PER_ENCODED * _INLINE_CHARACTERS:
-                await self._worked(len(sheet.text), sheet.plan.candidates.make_all)
+            await self._bench.digesting_ahead(len(sheet.text), sheet.plan.candidates.make_all)
             known = await self._recall.beginning(sheet.plan, sheet.text, order.cache)
         rest = sheet.text[known.end :]
         if order.fitting.window is None:
             await self._refuse_early(rest, len(known.ids), order)
-        guarded = sheet.rendered.reading.live is not None
         with self._metrics.stage("tokenize"):
-            return await self._worked(self._work(rest, guarded=guarded), lambda: drafts.draft(sheet, known))
+            return await self._bench.encoding(
+                len(rest), lambda: drafts.draft(sheet, known), slowly=self._is_slow(sheet)
+            )
 
     async def _fitted(self, order: Order, drafts: Drafts, whole: Draft) -> Truncated[Draft]:
         """The draft without its oldest rounds, if it is too long and the caller wants that."""
@@ -268,9 +192,10 @@ class Assembler:
             return drafts.draft(shorter, self._recall.beginning_in_memory(shorter.plan, order.cache))
 
         with self._metrics.stage("truncate"):
-            return await self._worked(
-                self._work(sheet.text, guarded=sheet.rendered.reading.live is not None),
+            return await self._bench.encoding(
+                len(sheet.text),
                 lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
+                slowly=self._is_slow(sheet),
             )
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
@@ -278,17 +203,10 @@ class Assembler:
         if order.max_tokens is None:
             return
         room = order.max_tokens - known_tokens
-        least = await self._worked(len(text), lambda: self.files.tokenizer.least_tokens(text, above=room))
+        least = await self._bench.encoding(len(text), lambda: self.files.tokenizer.least_tokens(text, above=room))
         limits.check_least(known_tokens + least, order.max_tokens)
 
-    def _work(self, text: str, *, guarded: bool = False) -> int:
-        """How much work encoding is, in characters of the quick library's."""
-        is_quick = self.files.tokenizer.encodes_with == "fastokens" and not guarded
-        return len(text) if is_quick else _SLOWER * len(text)
-
-    async def _worked(self, characters: int, work: Callable[[], T]) -> T:
-        return work() if characters <= _INLINE_CHARACTERS else await self._beside(work)
-
-    async def _beside(self, work: Callable[[], T]) -> T:
-        """Does work on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def _is_slow(self, sheet: Sheet | None = None) -> bool:
+        """Whether a text takes the slower library to encode."""
+        is_guarded = sheet is not None and sheet.rendered.reading.live is not None
+        return is_guarded or self.files.tokenizer.encodes_with != "fastokens"

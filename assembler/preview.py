@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 from google.protobuf import json_format
 
 from assembler import messages, model_files, template_files, templates
-from assembler.pipeline import Assembler, Order
+from assembler.orders import Order
+from assembler.pipeline import Assembler
 from hermes.v1 import assembler_pb2
 from shared import models
 from shared.errors import HermesError, StartupError

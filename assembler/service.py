@@ -15,7 +15,8 @@ from assembler.cache.cache import AssemblyCache
 from assembler.detokenizer import StopRule
 from assembler.findings import as_warnings
 from assembler.metrics import AssemblerMetrics
-from assembler.pipeline import Assembled, Assembler, Fitting, Order
+from assembler.orders import Assembled, Fitting, Order
+from assembler.pipeline import Assembler
 from assembler.recall import CacheUse
 from assembler.truncation import Window
 from assembler.upstream import Job, Upstream

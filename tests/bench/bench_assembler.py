@@ -26,7 +26,8 @@ from transformers import AutoTokenizer
 
 from assembler import model_files
 from assembler.application import SWITCH_SECONDS
-from assembler.pipeline import Assembled, Assembler, Order
+from assembler.orders import Assembled, Order
+from assembler.pipeline import Assembler
 from hermes.v1 import assembler_pb2, types_pb2
 from shared import models
 from shared.settings import DEFAULT_MODEL

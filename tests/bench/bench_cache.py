@@ -38,7 +38,7 @@ from assembler.cache.disk import DiskLimits, DiskTier
 from assembler.cache.entry import Entry
 from assembler.cache.store import Store
 from assembler.metrics import AssemblerMetrics
-from assembler.pipeline import Order
+from assembler.orders import Order
 from assembler.recall import COMMON
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc
 from shared import models

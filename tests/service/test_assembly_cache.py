@@ -20,7 +20,8 @@ import pytest
 
 from assembler import model_files
 from assembler.model_files import ModelFiles
-from assembler.pipeline import Assembler, Order
+from assembler.orders import Order
+from assembler.pipeline import Assembler
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
 from shared import models
 from tests.service.test_assembler import Running, chat, process, saying

@@ -9,7 +9,8 @@ from assembler.cache.cache import AssemblyCache
 from assembler.cache.memory import MemoryTier
 from assembler.metrics import AssemblerMetrics
 from assembler.model_files import ModelFiles
-from assembler.pipeline import Assembled, Assembler, Order
+from assembler.orders import Assembled, Order
+from assembler.pipeline import Assembler
 from shared.settings import AssemblerSettings
 
 MOST_BYTES = 2**26

@@ -9,7 +9,8 @@ import pytest
 
 from assembler import cuts, model_files
 from assembler.model_files import ModelFiles
-from assembler.pipeline import Assembled, Assembler, Order
+from assembler.orders import Assembled, Order
+from assembler.pipeline import Assembler
 from assembler.recall import COMMON, CacheUse
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.caching import Remembering, remembering

@@ -13,7 +13,8 @@ from google.protobuf import json_format
 from assembler import model_files, template_files
 from assembler.answer_format import AnswerFormats
 from assembler.model_files import ModelFiles
-from assembler.pipeline import Assembler, Order
+from assembler.orders import Order
+from assembler.pipeline import Assembler
 from assembler.recall import COMMON
 from assembler.service import AssemblerService
 from hermes.v1 import assembler_pb2

@@ -8,8 +8,9 @@ import pytest
 
 from assembler import model_files
 from assembler.jinja_template import JinjaTemplate
+from assembler.orders import Order
 from assembler.pace import Pace
-from assembler.pipeline import Assembler, Order
+from assembler.pipeline import Assembler
 from hermes.v1 import assembler_pb2
 
 QUICK = "{% for m in messages %}{{ m.content }}\n{% endfor %}"

@@ -7,7 +7,8 @@ import grpc
 import pytest
 
 from assembler.model_files import ModelFiles
-from assembler.pipeline import Assembled, Assembler, Order
+from assembler.orders import Assembled, Order
+from assembler.pipeline import Assembler
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
 
