@@ -2,7 +2,8 @@
 
 Of each prompt two beginnings are worth keeping: up to the end of the system part, which other conversations share, and
 up to the last closed message, with which the next turn begins. Each ends right after a control token where a cut
-changes no ids (cuts.py), and is kept under the digest of its text.
+changes no ids (cuts.py), and is kept under the digest of its text. A third one ends with the answer, and has the ids
+that the model generated (splice.py).
 """
 
 import logging
@@ -10,21 +11,16 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from assembler.cache.key import Keys, frame
 from assembler.control import Live, Reading
+from assembler.frames import Frame
 from assembler.messages import Conversation, Message, Role
-from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import TokenIds, Tokenizer
-from shared.errors import HermesError
 
 # A shorter system part is tokenized as quickly as it is found.
 _LEAST_SYSTEM_CHARACTERS: Final = 256
-# Openings of answers that are remembered; one for each set of template variables in use.
-_MOST_OPENINGS: Final = 256
-_MOST_KWARGS_CHARACTERS: Final = 1024
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 4
 # Of a longer conversation, one that branches off further back is tokenized anew.
@@ -86,10 +82,14 @@ class Candidates(Iterable[Beginning]):
 
 
 class Plan(NamedTuple):
-    """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first."""
+    """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first.
+
+    answered: a beginning that is no shorter has the last answer in it; 0 where there is none.
+    """
 
     candidates: Candidates = Candidates()
     worth: tuple[Beginning, ...] = ()
+    answered: int = 0
 
 
 class Encoded(NamedTuple):
@@ -115,8 +115,9 @@ class Beginnings:
         self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens))) or r"(?!)")
         self._longest = max(map(len, found.tokens), default=0)
 
-    def plan(self, reading: Reading, conversation: Conversation, opening: str, namespace: str) -> Plan:
-        """What may be known of a rendered text. opening: what the template wrote to open the answer."""
+    def plan(self, reading: Reading, conversation: Conversation, frame: Frame, namespace: str) -> Plan:
+        """What may be known of a rendered text. frame: what the template writes around answers with its variables."""
+        opening = frame.opening
         places = _Places(reading, self._pattern, self._longest)
         text = reading.text
         closed = places.last(len(text) - len(opening) if text.endswith(opening) else len(text))
@@ -126,8 +127,9 @@ class Beginnings:
         system = places.last(min(_system_end(text, conversation.messages), closed.end))
         if system is not None and system.end >= _LEAST_SYSTEM_CHARACTERS:
             worth.add(system.end)
-        # The turns before this one ended as this one does.
-        ends = sorted(worth.union(places.of(closed.token, closed.end)))
+        # The turns before this one ended as this one does, and answers as all of them.
+        tokens = {closed.token, frame.closing or closed.token}
+        ends = sorted(worth.union(*(places.of(token, closed.end) for token in tokens)))
         near, far = ends[-_NEAR:], ends[-_MOST_CANDIDATES:-_NEAR]
         found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
         return Plan(
@@ -135,7 +137,13 @@ class Beginnings:
                 [found[end] for end in reversed(near)], lambda: reversed(list(self._digested(reading, far, namespace)))
             ),
             tuple(found[end] for end in sorted(worth)),
+            _answered(ends, conversation.messages),
         )
+
+    def closing(self, text: str, place: int) -> str | None:
+        """The first token behind a place after which a text may be cut."""
+        found = self._pattern.search(text, place)
+        return None if found is None else found[0]
 
     def encode(self, reading: Reading, plan: Plan, known: Known) -> Encoded:
         """The text's ids, of which a beginning is known."""
@@ -143,10 +151,10 @@ class Beginnings:
         made = []
         for beginning in plan.worth:
             if beginning.end > place:
-                ids.extend(self._piece(reading, place, beginning.end))
+                ids.extend(self.piece(reading, place, beginning.end))
                 place = beginning.end
                 made.append((beginning.key, ids[:]))
-        ids.extend(self._piece(reading, place, len(reading.text)))
+        ids.extend(self.piece(reading, place, len(reading.text)))
         return Encoded(ids, tuple(made))
 
     def _digested(self, reading: Reading, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
@@ -158,7 +166,8 @@ class Beginnings:
             place = end
             yield Beginning(end, digest.copy())
 
-    def _piece(self, reading: Reading, start: int, end: int) -> TokenIds:
+    def piece(self, reading: Reading, start: int, end: int) -> TokenIds:
+        """Ids of a part of the text that begins where it may be cut, and ends there or with the text."""
         text = reading.text[start:end]
         if reading.live is None:
             return self._tokenizer.encode(text)
@@ -212,34 +221,6 @@ class _Places:
             at = self._text.find(token, at + len(token), end)
 
 
-class Openings:
-    """What a template writes to open an answer, with each set of template variables."""
-
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
-        self._known: dict[str, str] = {}
-
-    def of(self, options: RenderOptions, kwargs_json: str) -> str:
-        """kwargs_json: the options' variables as the caller wrote them."""
-        if not options.add_generation_prompt:
-            return ""
-        opening = self._known.get(kwargs_json)
-        if opening is None:
-            opening = self._tried(options)
-            if len(self._known) < _MOST_OPENINGS and len(kwargs_json) <= _MOST_KWARGS_CHARACTERS:
-                self._known[kwargs_json] = opening
-        return opening
-
-    def _tried(self, options: RenderOptions) -> str:
-        probe = Conversation((Message(Role.USER, "q"),))
-        try:
-            opened = self._template.render(probe, options)
-            closed = self._template.render(probe, replace(options, add_generation_prompt=False))
-        except HermesError:  # it takes no such conversation; where an answer opens is then not known
-            return ""
-        return opened.removeprefix(closed) if opened.startswith(closed) else ""
-
-
 def _add(digest: Any, reading: Reading, start: int, end: int) -> None:
     """Adds a stretch of the text. Where only some control tokens count, each of those is framed, and what is before it.
 
@@ -276,3 +257,9 @@ def _system_end(text: str, messages: tuple[Message, ...]) -> int:
             return place
         place += len(words)
     return 0
+
+
+def _answered(ends: Sequence[int], messages: Sequence[Message]) -> int:
+    """Where the last answer ends at the latest, as far as the number of messages behind it tells."""
+    behind = next((place for place, each in enumerate(reversed(messages)) if each.role is Role.ASSISTANT), None)
+    return ends[-1 - behind] if behind is not None and behind < len(ends) else 0
