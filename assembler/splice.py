@@ -170,7 +170,7 @@ class Splicer:
         if not self._bytes(shown).strip():
             return
         if not given.stopped:
-            raise LostError(Outcome.CONTROL if rest[0] in self._control else Outcome.REWRITTEN)
+            raise LostError(Outcome.CONTROL if rest[0] in special else Outcome.REWRITTEN)
         text = given.text.strip()
         if not text or not matched.rstrip().endswith(text.encode()):
             raise LostError(Outcome.STOPPED)
