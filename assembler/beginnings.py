@@ -84,12 +84,12 @@ class Candidates(Iterable[Beginning]):
 class Plan(NamedTuple):
     """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first.
 
-    answered: a beginning that is no shorter has the last answer in it; 0 where there is none.
+    asked: where the question ends that the last answer was given to; 0 where there is none, or nobody can tell.
     """
 
     candidates: Candidates = Candidates()
     worth: tuple[Beginning, ...] = ()
-    answered: int = 0
+    asked: int = 0
 
 
 class Encoded(NamedTuple):
@@ -137,7 +137,7 @@ class Beginnings:
                 [found[end] for end in reversed(near)], lambda: reversed(list(self._digested(reading, far, namespace)))
             ),
             tuple(found[end] for end in sorted(worth)),
-            _answered(ends, conversation.messages),
+            _asked(ends, conversation.messages),
         )
 
     def closing(self, text: str, place: int) -> str | None:
@@ -259,7 +259,7 @@ def _system_end(text: str, messages: tuple[Message, ...]) -> int:
     return 0
 
 
-def _answered(ends: Sequence[int], messages: Sequence[Message]) -> int:
-    """Where the last answer ends at the latest, as far as the number of messages behind it tells."""
-    behind = next((place for place, each in enumerate(reversed(messages)) if each.role is Role.ASSISTANT), None)
-    return ends[-1 - behind] if behind is not None and behind < len(ends) else 0
+def _asked(ends: Sequence[int], messages: Sequence[Message]) -> int:
+    """Where the question to the last answer ends, as far as the number of messages behind it tells."""
+    behind = next((place for place, each in enumerate(reversed(messages), 2) if each.role is Role.ASSISTANT), None)
+    return ends[-behind] if behind is not None and behind <= len(ends) else 0

@@ -1,5 +1,6 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
+import asyncio
 import logging
 import time
 from array import array
@@ -21,7 +22,7 @@ from assembler.tokenizer import TokenIds
 from assembler.truncation import Truncated
 from assembler.workbench import Workbench
 from hermes.v1 import assembler_pb2
-from shared.errors import failed_precondition, invalid_argument
+from shared.errors import HermesError, failed_precondition, invalid_argument
 from shared.logs import head_tail
 
 _log: Final = logging.getLogger(__name__)
@@ -99,6 +100,10 @@ class Assembler:
             self._recall.keep_beginnings({key: ids}, order.cache)
         except LostError as error:
             outcome = error.outcome
+        except Exception:  # whatever it was, the answer itself is whole
+            _log.exception("the ids of an answer could not be kept")
+            return
+        await asyncio.sleep(0)  # of many samples that end at once, others wait for one
         _log.debug("an answer of %d tokens: %s", len(given.ids), outcome.value)
         self._metrics.answered(outcome)
 
@@ -221,7 +226,10 @@ class Assembler:
     async def _gone_on(self, order: Order, ids: TokenIds, origin: Origin, given: Given) -> tuple[bytes, TokenIds]:
         """The beginning of the next turn that ends with an answer: its key, and its ids. Raises LostError."""
         drafts, chat = origin.drafts, order.prompt.chat
-        sheet = origin.sheet or await self._written(order, drafts, origin.now, origin.dropped_rounds)
+        try:
+            sheet = origin.sheet or await self._written(order, drafts, origin.now, origin.dropped_rounds)
+        except HermesError as error:  # it took too long this time
+            raise LostError(Outcome.REFUSED) from error
         return await self._bench.paced(
             chat.ByteSize(), len(chat.messages), drafts.pace, lambda: drafts.answered(sheet, ids, given)
         )

@@ -83,8 +83,8 @@ class Recall:
             return NOTHING
         hit = self._cache.recall(each.key for each in plan.candidates)
         end = _end(plan, hit)
-        # An answer may be known with ids that tokenizing it does not give.
-        if len(text) - end > _WORTH_A_LOOK or end < plan.answered:
+        # Where this process was not asked, another one may have answered, with ids that tokenizing does not give.
+        if len(text) - end > _WORTH_A_LOOK or end < plan.asked:
             longer = [each.key for each in plan.candidates if each.end > end]
             # The shortest of them is the system part's, if that is unknown.
             keys = longer if len(longer) <= _MOST_KEYS else [*longer[: _MOST_KEYS - 1], *self._system(plan, end)]

@@ -281,7 +281,7 @@ async def test_answers_to_a_prompt_that_was_known_as_a_whole_come_back_too(assem
 async def test_answers_in_a_chat_whose_oldest_rounds_are_left_out_come_back_too(
     assembler: Assembler, remembered: Remembering
 ) -> None:
-    chance = random.Random(9)
+    chance, splits = random.Random(9), Splits(assembler)
     talk = Talk(assembler, fitting=Fitting(Window(900, 1), "rounds 900 1"))
     kept, again, generated, dropped = 0, 0, list[int](), 0
     for _ in range(40):
@@ -293,7 +293,7 @@ async def test_answers_in_a_chat_whose_oldest_rounds_are_left_out_come_back_too(
         dropped = prompt.dropped_rounds
         if dropped and again % 3 == 0:
             await talk.ask()  # known as a whole
-        answer = Splits(assembler).random(said(chance), chance)
+        answer = splits.random(said(chance), chance)
         await talk.answer(answer)
         generated = [*prompt.ids, *answer]
     assert dropped > 5
