@@ -11,6 +11,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 from assembler.cache.key import Keys, frame
@@ -131,11 +132,14 @@ class Beginnings:
         tokens = {closed.token, frame.closing or closed.token}
         ends = sorted(worth.union(*(places.of(token, closed.end) for token in tokens)))
         near, far = ends[-_NEAR:], ends[-_MOST_CANDIDATES:-_NEAR]
-        found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
+        plain_end = self._plain_end(reading)
+
+        def digested(ends: Iterable[int]) -> list[Beginning]:
+            return list(self._digested(reading, plain_end, ends, namespace))
+
+        found = {each.end: each for each in digested(sorted(worth.union(near)))}
         return Plan(
-            Candidates(
-                [found[end] for end in reversed(near)], lambda: reversed(list(self._digested(reading, far, namespace)))
-            ),
+            Candidates([found[end] for end in reversed(near)], lambda: reversed(digested(far))),
             tuple(found[end] for end in sorted(worth)),
             _asked(ends, conversation.messages),
         )
@@ -157,12 +161,25 @@ class Beginnings:
         ids.extend(self.piece(reading, place, len(reading.text)))
         return Encoded(ids, tuple(made))
 
-    def _digested(self, reading: Reading, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
+    def _plain_end(self, reading: Reading) -> int:
+        """Up to where all control tokens in a text count, so that nothing has to be told of them."""
+        if reading.live is None:
+            return len(reading.text)
+        if self._tokenizer.added.always:
+            return 0
+        found = self._tokenizer.added.guard.tokens.found(reading.text)
+        differing = (each for each in zip_longest(found, reading.live) if each[0] != each[1])
+        return min((each.start for each in next(differing, ()) if each is not None), default=len(reading.text))
+
+    def _digested(self, reading: Reading, plain_end: int, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
         """The beginnings up to each end, in order."""
-        digest = self._keys.begin(namespace.encode(), b"plain" if reading.live is None else b"guarded")
-        place = 0
+        kind, part, place = b"plain", Reading(reading.text), 0
+        digest = self._keys.begin(namespace.encode(), kind)
         for end in ends:
-            _add(digest, reading, place, end)
+            if end > plain_end and part is not reading:
+                kind, part, place = b"guarded", reading, 0
+                digest = self._keys.begin(namespace.encode(), kind)
+            _add(digest, part, place, end)
             place = end
             yield Beginning(end, digest.copy())
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from array import array
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -217,11 +218,20 @@ class Assembler:
             return drafts.draft(shorter, self._recall.beginning_in_memory(shorter.plan, order.cache))
 
         with self._metrics.stage("truncate"):
-            return await self._bench.encoding(
+            fitted = await self._bench.encoding(
                 len(sheet.text),
                 lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
                 slowly=self._is_slow(sheet),
             )
+            left = fitted.prompt.sheet
+            known = await self._recall.beginning_of_part(left.plan, left.text, order.cache)
+            if len(known.ids) <= fitted.prompt.known_tokens:
+                return fitted
+            # It was on disk. With its own ids an answer may be longer, and what fitted need not fit any more.
+            draft = await self._bench.encoding(
+                len(left.text) - known.end, lambda: drafts.draft(left, known), slowly=self._is_slow(left)
+            )
+            return fitted if draft.tokens > window.tokens else replace(fitted, prompt=draft)
 
     async def _gone_on(self, order: Order, ids: TokenIds, origin: Origin, given: Given) -> tuple[bytes, TokenIds]:
         """The beginning of the next turn that ends with an answer: its key, and its ids. Raises LostError."""
