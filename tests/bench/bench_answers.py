@@ -6,8 +6,8 @@ Prints one JSON object. Answers of 40 tokens are sampled at temperature 0.9 from
 prompt; each is gone on with once. `reached`: of the next turns, those whose cached tokens reach the answer's end (its
 last token has no keys and values yet, and what fills less of a block than `min_copy_tokens` is not copied).
 `retokenized`: those in whose prompts the answer, tokenized anew, has other ids. `lost_tokens`: the share of all
-answers' tokens that is behind the first of those. `finish_seconds`: from an answer's last token to its end, as the caller
-sees it, with the assembler's cache and without one.
+answers' tokens that is behind the first of those. `finish_seconds`: from an answer's last token to its end, as the
+caller sees it, with the assembler's cache and without one.
 """
 
 import argparse
