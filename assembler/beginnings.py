@@ -111,7 +111,11 @@ class Beginnings:
         self._keys = keys
         found = tokenizer.added.cuts
         if found.problem is not None:
-            _log.info("beginnings of prompts are not cached for this tokenizer, because %s", found.problem)
+            _log.info(
+                "beginnings of prompts are not cached for this tokenizer, and answers that come back are tokenized anew, "
+                "because %s",
+                found.problem,
+            )
         # Without tokens it matches nowhere.
         self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens))) or r"(?!)")
         self._longest = max(map(len, found.tokens), default=0)

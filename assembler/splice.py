@@ -6,6 +6,7 @@ those that were generated, and those of what the template writes behind them. By
 here is, byte for byte, what the template writes for the conversation with its answer.
 """
 
+import logging
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from assembler.vocabulary import Joining
 _NEXT: Final = "And what comes next?"
 # Shows what a tokenizer puts before a text that stands behind a control token.
 _ANY_LETTER: Final = "x"
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Given(NamedTuple):
@@ -93,7 +96,12 @@ class Splicer:
         self._bytes_of = tokenizer.vocabulary.bytes_of
         self._tokens = tokenizer.added.guard.tokens
         self._control = {token_id: token for token, token_id in tokenizer.added.control.items()}
-        self.works = bool(tokenizer.added.cuts.tokens) and tokenizer.vocabulary.joining is not Joining.CONTEXT
+        can_cut, has_bytes = bool(tokenizer.added.cuts.tokens), tokenizer.vocabulary.joining is not Joining.CONTEXT
+        if can_cut and not has_bytes:
+            _log.info(
+                "answers are tokenized anew when they come back, because this tokenizer joins tokens in its own way"
+            )
+        self.works = can_cut and has_bytes
         # Llama's older tokenizers begin whatever stands behind a control token with a space.
         first = self._bytes(tokenizer.encode(_ANY_LETTER)) if self.works else b""
         self._lead = first.removesuffix(_ANY_LETTER.encode())

@@ -22,6 +22,7 @@ from shared.settings import AssemblerSettings
 from tests.unit.assembler.answering import Splits, Talk
 from tests.unit.assembler.caching import Remembering, remembering
 from tests.unit.assembler.model_styles import STYLES, Style
+from tests.unit.assembler.test_sample import metaspace
 
 NAMED = {style.name: style for style in STYLES}
 WORDS = [
@@ -523,6 +524,20 @@ async def test_where_texts_cannot_be_cut_every_answer_is_tokenized_anew(
     talk = Talk(assembler)
     await talk.ask("Where?")
     await talk.answer(Splits(assembler).random("In Paris.", random.Random(14)))
+    assert outcomes(remembered, "tokenizer") == 1
+    assert (await talk.ask("When?")).ids == (await talk.fresh()).ids
+
+
+async def test_where_tokens_have_no_bytes_of_their_own_every_answer_is_tokenized_anew(
+    tmp_path: Path, remembered: Remembering, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assembler = remembered.assembler(metaspace(tmp_path, "chatml"))
+    assert assembler.files.tokenizer.added.cuts.tokens
+    assert "answers are tokenized anew when they come back, because this tokenizer joins" in caplog.text
+    talk = Talk(assembler)
+    await talk.ask("Where?")
+    await talk.answer(assembler.files.tokenizer.encode("In Paris."))
     assert outcomes(remembered, "tokenizer") == 1
     assert (await talk.ask("When?")).ids == (await talk.fresh()).ids
 
