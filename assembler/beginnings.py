@@ -112,8 +112,8 @@ class Beginnings:
         found = tokenizer.added.cuts
         if found.problem is not None:
             _log.info(
-                "beginnings of prompts are not cached for this tokenizer, and answers that come back are tokenized anew, "
-                "because %s",
+                "beginnings of prompts are not cached for this tokenizer, and answers that come back are tokenized "
+                "anew, because %s",
                 found.problem,
             )
         # Without tokens it matches nowhere.
