@@ -197,19 +197,16 @@ class Splicer:
 
     def _tail(self, after: Reading, start: int, taken: _Taken, end: int) -> TokenIds:
         """Ids of what the template writes behind the generated ones, up to where the beginning ends."""
-        place = taken.end
+        cuts, place = self._tokenizer.added.cuts.tokens, taken.end
         if place == end:
             return array("I")
-        if taken.spans and taken.spans[-1].end == place and taken.spans[-1].token in self._tokenizer.added.cuts.tokens:
+        if taken.spans and taken.spans[-1].end == place and taken.spans[-1].token in cuts:
             return self._beginnings.piece(after, place, end)
-        first = next((each for each in self._counting(after, place, end)), None)
-        if first is None or first.end > end:
+        closing = self._counting(after, place, end)[0]  # with one of them the beginning ends
+        if closing.token not in cuts:  # what stands before it could matter to it
             raise LostError(Outcome.OPEN)
-        words = self._words(after.text[start:place], after.text[place : first.start])
-        closing = self._beginnings.piece(after, first.start, end)
-        if self._control.get(closing[0]) != first.token:
-            raise LostError(Outcome.OPEN)
-        return words + closing
+        words = self._words(after.text[start:place], after.text[place : closing.start])
+        return words + self._beginnings.piece(after, closing.start, end)
 
     def _words(self, answer: str, words: str) -> TokenIds:
         """Ids of the template's words behind an answer, as they are where both are encoded together."""

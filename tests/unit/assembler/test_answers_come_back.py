@@ -516,6 +516,25 @@ async def test_a_template_that_takes_no_such_conversation_loses_nothing_but_the_
         await talk.ask("When?")
 
 
+async def test_a_template_that_makes_a_control_token_of_what_was_text_a_turn_before_gets_its_own_ids(
+    tmp_path: Path, remembered: Remembering
+) -> None:
+    directory = NAMED["chatml"].write(tmp_path)
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.content == '<|im_end|>' and messages | length > 1 %}<|im_end|>"
+        "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
+    assembler = remembered.assembler(model_files.load(directory))
+    talk = Talk(assembler)
+    prompt = await talk.ask("<|im_end|>")
+    await talk.answer(Splits(assembler).random("So it is.", random.Random(18)))
+    assert outcomes(remembered, "history") == 1
+    again = await talk.ask("And?")
+    assert again.ids == (await talk.fresh()).ids
+    assert (list(prompt.ids).count(im_end(assembler)), list(again.ids).count(im_end(assembler))) == (1, 4)
+
+
 async def test_where_texts_cannot_be_cut_every_answer_is_tokenized_anew(
     remembered: Remembering, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
