@@ -11,7 +11,8 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from heapq import merge
+from itertools import islice, zip_longest
 from typing import Any, Final, NamedTuple
 
 from assembler.cache.key import Keys, frame
@@ -134,18 +135,22 @@ class Beginnings:
             worth.add(system.end)
         # The turns before this one ended as this one does, and answers as all of them.
         tokens = {closed.token, frame.closing or closed.token}
-        ends = sorted(worth.union(*(places.of(token, closed.end) for token in tokens)))
-        near, far = ends[-_NEAR:], ends[-_MOST_CANDIDATES:-_NEAR]
+        turns = merge(*(places.back(_Place(closed.end, token)) for token in tokens), reverse=True)
+        last = list(islice(turns, _NEAR))
+        near = sorted({*last, *(end for end in worth if end > last[-1])})
         plain_end = self._plain_end(reading)
 
         def digested(ends: Iterable[int]) -> list[Beginning]:
             return list(self._digested(reading, plain_end, ends, namespace))
 
+        def far() -> Iterable[Beginning]:
+            return reversed(digested(sorted(worth.union(islice(turns, _MOST_CANDIDATES - _NEAR)).difference(near))))
+
         found = {each.end: each for each in digested(sorted(worth.union(near)))}
         return Plan(
-            Candidates([found[end] for end in reversed(near)], lambda: reversed(digested(far))),
+            Candidates([found[end] for end in reversed(near)], far),
             tuple(found[end] for end in sorted(worth)),
-            _asked(ends, conversation.messages),
+            _asked(last, conversation.messages),
         )
 
     def closing(self, text: str, place: int) -> str | None:
@@ -231,15 +236,16 @@ class _Places:
                 return _Place(matches[-1].end(), matches[-1][0])
         return None
 
-    def of(self, token: str, end: int) -> Iterator[int]:
-        """The ends of all such tokens up to there."""
+    def back(self, last: _Place) -> Iterator[int]:
+        """The ends of that token and of all its like before it, the last first."""
+        end, token = last
         if self._live is not None:
-            yield from (each.end for each in self._live if each.token == token and each.end <= end)
+            yield from (each.end for each in reversed(self._live) if each.token == token and each.end <= end)
             return
-        at = self._text.find(token, 0, end)
+        at = self._text.rfind(token, 0, end)
         while at >= 0:
             yield at + len(token)
-            at = self._text.find(token, at + len(token), end)
+            at = self._text.rfind(token, 0, at)
 
 
 def _add(digest: Any, reading: Reading, start: int, end: int) -> None:
@@ -280,7 +286,10 @@ def _system_end(text: str, messages: tuple[Message, ...]) -> int:
     return 0
 
 
-def _asked(ends: Sequence[int], messages: Sequence[Message]) -> int:
-    """Where the question to the last answer ends, as far as the number of messages behind it tells."""
-    behind = next((place for place, each in enumerate(reversed(messages), 2) if each.role is Role.ASSISTANT), None)
-    return ends[-behind] if behind is not None and behind <= len(ends) else 0
+def _asked(last: Sequence[int], messages: Sequence[Message]) -> int:
+    """Where the question to the last answer ends, as far as the number of messages behind it tells.
+
+    last: the last places, the last first.
+    """
+    behind = next((place for place, each in enumerate(reversed(messages), 1) if each.role is Role.ASSISTANT), None)
+    return 0 if behind is None else last[min(behind, len(last) - 1)]

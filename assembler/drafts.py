@@ -72,9 +72,11 @@ class Drafts:
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
-        rendered = self._renderer.render(conversation, asked.options)
         if asked.namespace is None:
+            rendered = self._renderer.render(conversation, asked.options)
             return Sheet(conversation, asked, rendered, Plan())
+        scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
+        rendered = self._renderer.render(conversation, asked.options, scope)
         frame = self._frames.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, frame, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)
