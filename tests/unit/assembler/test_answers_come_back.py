@@ -488,6 +488,28 @@ async def test_white_space_that_a_template_trims_costs_only_itself(tmp_path: Pat
     assert files.tokenizer.decode(talk.prompt.ids) == files.tokenizer.decode((await talk.fresh()).ids)
 
 
+async def test_the_space_that_a_tokenizer_puts_behind_a_control_token_is_the_answer_s_first(
+    tmp_path: Path, remembered: Remembering
+) -> None:
+    """Llama's kind: the model begins with a space, of which the template writes nothing, and which tokenizing adds."""
+    directory = NAMED["mistral"].write(tmp_path)
+    source = NAMED["mistral"].source
+    spaceless = source.replace('" " + message["content"]|trim', 'message["content"]|trim')
+    assert spaceless != source
+    config = directory / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": spaceless}))
+    files = model_files.load(directory)
+    assembler, eos = remembered.assembler(files), files.tokenizer.added.control["</s>"]
+    talk = Talk(assembler)
+    prompt = await talk.ask("Where?")
+    answer = [*Splits(assembler).random(" In Paris 你好.", random.Random(19)), eos]
+    assert (await talk.answer(answer, [eos])).content == " In Paris 你好."
+    again = await talk.ask("When?")
+    assert "[/INST]In Paris" in (again.text or "")
+    assert begins(again.ids, [*prompt.ids, *answer])
+    assert files.tokenizer.decode(again.ids) == files.tokenizer.decode((await talk.fresh()).ids)
+
+
 async def test_an_answer_that_goes_on_with_what_its_caller_began_comes_back_in_one(assembler: Assembler) -> None:
     talk = Talk(assembler)
     begun = types_pb2.Message(role="assistant", content="In the ")
