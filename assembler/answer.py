@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
 from assembler.answer_format import PLAIN, AnswerFormat
 from assembler.detokenizer import StopRule
 from assembler.sample import Sample
+from assembler.splice import Given
 from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.tools import ToolCall
 from assembler.upstream import Run
@@ -33,13 +34,19 @@ class Answer:
         rule: StopRule,
         head: assembler_pb2.AnswerStarted,
         form: AnswerFormat = PLAIN,
+        *,
+        at_end: Callable[[Given], Awaitable[None]] | None = None,
     ) -> None:
-        """head: what the caller is told first, but for the executor's token counts. form: how the answer is read."""
+        """head: what the caller is told first, but for the executor's token counts. form: how the answer is read.
+
+        at_end: takes each sample before its caller is told that it has ended.
+        """
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._rule = rule
         self._head = head
         self._form = form
+        self._at_end = at_end
         self._samples: dict[int, Sample] = {}
 
     async def events(self, run: Run) -> AsyncIterator[Event]:
@@ -49,6 +56,8 @@ class Answer:
             if step.stopped is not None:
                 await run.stop_sample(step.stopped)
             for each in step.events:
+                if self._at_end is not None and each.HasField("finished"):
+                    await self._at_end(self._sample(each.finished.index).given)
                 yield each
 
     def take(self, event: executor_pb2.ExecutorGenerateResponse) -> Step:

@@ -2,7 +2,8 @@
 
 Of each prompt two beginnings are worth keeping: up to the end of the system part, which other conversations share, and
 up to the last closed message, with which the next turn begins. Each ends right after a control token where a cut
-changes no ids (cuts.py), and is kept under the digest of its text.
+changes no ids (cuts.py), and is kept under the digest of its text. A third one ends with the answer, and has the ids
+that the model generated (splice.py).
 """
 
 import logging
@@ -10,22 +11,18 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import islice
+from heapq import merge
+from itertools import islice, zip_longest
 from typing import Any, Final, NamedTuple
 
 from assembler.cache.key import Keys, frame
 from assembler.control import Live, Reading
+from assembler.frames import Frame
 from assembler.messages import Conversation, Message, Role
-from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import TokenIds, Tokenizer
-from shared.errors import HermesError
 
 # A shorter system part is tokenized as quickly as it is found.
 _LEAST_SYSTEM_CHARACTERS: Final = 256
-# Openings of answers that are remembered; one for each set of template variables in use.
-_MOST_OPENINGS: Final = 256
-_MOST_KWARGS_CHARACTERS: Final = 1024
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 4
 # Of a longer conversation, one that branches off further back is tokenized anew.
@@ -87,10 +84,14 @@ class Candidates(Iterable[Beginning]):
 
 
 class Plan(NamedTuple):
-    """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first."""
+    """candidates: beginnings of a text that may be known. worth: those worth keeping, the shortest first.
+
+    asked: where the question ends that the last answer was given to; 0 where there is none, or nobody can tell.
+    """
 
     candidates: Candidates = Candidates()
     worth: tuple[Beginning, ...] = ()
+    asked: int = 0
 
 
 class Encoded(NamedTuple):
@@ -111,13 +112,18 @@ class Beginnings:
         self._keys = keys
         found = tokenizer.added.cuts
         if found.problem is not None:
-            _log.info("beginnings of prompts are not cached for this tokenizer, because %s", found.problem)
+            _log.info(
+                "beginnings of prompts are not cached for this tokenizer, and answers that come back are tokenized "
+                "anew, because %s",
+                found.problem,
+            )
         # Without tokens it matches nowhere.
         self._pattern = re.compile("|".join(map(re.escape, sorted(found.tokens))) or r"(?!)")
         self._longest = max(map(len, found.tokens), default=0)
 
-    def plan(self, reading: Reading, conversation: Conversation, opening: str, namespace: str) -> Plan:
-        """What may be known of a rendered text. opening: what the template wrote to open the answer."""
+    def plan(self, reading: Reading, conversation: Conversation, frame: Frame, namespace: str) -> Plan:
+        """What may be known of a rendered text. frame: what the template writes around answers with its variables."""
+        opening = frame.opening
         places = _Places(reading, self._pattern, self._longest)
         text = reading.text
         closed = places.last(len(text) - len(opening) if text.endswith(opening) else len(text))
@@ -127,17 +133,30 @@ class Beginnings:
         system = places.last(min(_system_end(text, conversation.messages), closed.end))
         if system is not None and system.end >= _LEAST_SYSTEM_CHARACTERS:
             worth.add(system.end)
-        # The turns before this one ended as this one does.
-        turns = places.back(closed)
+        # The turns before this one ended as this one does, and answers as all of them.
+        tokens = {closed.token, frame.closing or closed.token}
+        turns = merge(*(places.back(_Place(closed.end, token)) for token in tokens), reverse=True)
         last = list(islice(turns, _NEAR))
         near = sorted({*last, *(end for end in worth if end > last[-1])})
-        found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
+        plain_end = self._plain_end(reading)
+
+        def digested(ends: Iterable[int]) -> list[Beginning]:
+            return list(self._digested(reading, plain_end, ends, namespace))
 
         def far() -> Iterable[Beginning]:
-            ends = sorted(worth.union(islice(turns, _MOST_CANDIDATES - _NEAR)).difference(near))
-            return reversed(list(self._digested(reading, ends, namespace)))
+            return reversed(digested(sorted(worth.union(islice(turns, _MOST_CANDIDATES - _NEAR)).difference(near))))
 
-        return Plan(Candidates([found[end] for end in reversed(near)], far), tuple(found[end] for end in sorted(worth)))
+        found = {each.end: each for each in digested(sorted(worth.union(near)))}
+        return Plan(
+            Candidates([found[end] for end in reversed(near)], far),
+            tuple(found[end] for end in sorted(worth)),
+            _asked(last, conversation.messages),
+        )
+
+    def closing(self, text: str, place: int) -> str | None:
+        """The first token behind a place after which a text may be cut."""
+        found = self._pattern.search(text, place)
+        return None if found is None else found[0]
 
     def encode(self, reading: Reading, plan: Plan, known: Known) -> Encoded:
         """The text's ids, of which a beginning is known."""
@@ -145,22 +164,36 @@ class Beginnings:
         made = []
         for beginning in plan.worth:
             if beginning.end > place:
-                ids.extend(self._piece(reading, place, beginning.end))
+                ids.extend(self.piece(reading, place, beginning.end))
                 place = beginning.end
                 made.append((beginning.key, ids[:]))
-        ids.extend(self._piece(reading, place, len(reading.text)))
+        ids.extend(self.piece(reading, place, len(reading.text)))
         return Encoded(ids, tuple(made))
 
-    def _digested(self, reading: Reading, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
+    def _plain_end(self, reading: Reading) -> int:
+        """Up to where all control tokens in a text count, so that nothing has to be told of them."""
+        if reading.live is None:
+            return len(reading.text)
+        if self._tokenizer.added.always:
+            return 0
+        found = self._tokenizer.added.guard.tokens.found(reading.text)
+        differing = (each for each in zip_longest(found, reading.live) if each[0] != each[1])
+        return min((each.start for each in next(differing, ()) if each is not None), default=len(reading.text))
+
+    def _digested(self, reading: Reading, plain_end: int, ends: Iterable[int], namespace: str) -> Iterator[Beginning]:
         """The beginnings up to each end, in order."""
-        digest = self._keys.begin(namespace.encode(), b"plain" if reading.live is None else b"guarded")
-        place = 0
+        kind, part, place = b"plain", Reading(reading.text), 0
+        digest = self._keys.begin(namespace.encode(), kind)
         for end in ends:
-            _add(digest, reading, place, end)
+            if end > plain_end and part is not reading:
+                kind, part, place = b"guarded", reading, 0
+                digest = self._keys.begin(namespace.encode(), kind)
+            _add(digest, part, place, end)
             place = end
             yield Beginning(end, digest.copy())
 
-    def _piece(self, reading: Reading, start: int, end: int) -> TokenIds:
+    def piece(self, reading: Reading, start: int, end: int) -> TokenIds:
+        """Ids of a part of the text that begins where it may be cut, and ends there or with the text."""
         text = reading.text[start:end]
         if reading.live is None:
             return self._tokenizer.encode(text)
@@ -215,34 +248,6 @@ class _Places:
             at = self._text.rfind(token, 0, at)
 
 
-class Openings:
-    """What a template writes to open an answer, with each set of template variables."""
-
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
-        self._known: dict[str, str] = {}
-
-    def of(self, options: RenderOptions, kwargs_json: str) -> str:
-        """kwargs_json: the options' variables as the caller wrote them."""
-        if not options.add_generation_prompt:
-            return ""
-        opening = self._known.get(kwargs_json)
-        if opening is None:
-            opening = self._tried(options)
-            if len(self._known) < _MOST_OPENINGS and len(kwargs_json) <= _MOST_KWARGS_CHARACTERS:
-                self._known[kwargs_json] = opening
-        return opening
-
-    def _tried(self, options: RenderOptions) -> str:
-        probe = Conversation((Message(Role.USER, "q"),))
-        try:
-            opened = self._template.render(probe, options)
-            closed = self._template.render(probe, replace(options, add_generation_prompt=False))
-        except HermesError:  # it takes no such conversation; where an answer opens is then not known
-            return ""
-        return opened.removeprefix(closed) if opened.startswith(closed) else ""
-
-
 def _add(digest: Any, reading: Reading, start: int, end: int) -> None:
     """Adds a stretch of the text. Where only some control tokens count, each of those is framed, and what is before it.
 
@@ -279,3 +284,12 @@ def _system_end(text: str, messages: tuple[Message, ...]) -> int:
             return place
         place += len(words)
     return 0
+
+
+def _asked(last: Sequence[int], messages: Sequence[Message]) -> int:
+    """Where the question to the last answer ends, as far as the number of messages behind it tells.
+
+    last: the last places, the last first.
+    """
+    behind = next((place for place, each in enumerate(reversed(messages), 1) if each.role is Role.ASSISTANT), None)
+    return 0 if behind is None else last[min(behind, len(last) - 1)]

@@ -1,13 +1,17 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
-from assembler.beginnings import Beginnings, Known, Openings, Plan
+from assembler.beginnings import Beginnings, Known, Plan
+from assembler.frames import Frames
 from assembler.messages import Conversation
 from assembler.rendering import Rendered, Renderer
+from assembler.splice import Given, LostError, Outcome, Splicer, going_on
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
+from shared.errors import HermesError
 
 
 class Asked(NamedTuple):
@@ -51,11 +55,12 @@ class Draft:
 class Drafts:
     """Makes drafts with one template. Its methods may be called from any thread."""
 
-    def __init__(self, renderer: Renderer, beginnings: Beginnings) -> None:
+    def __init__(self, renderer: Renderer, beginnings: Beginnings, splicer: Splicer) -> None:
         self.template = renderer.template
         self._renderer = renderer
         self._beginnings = beginnings
-        self._openings = Openings(renderer.template)
+        self._splicer = splicer
+        self._frames = Frames(renderer.template, beginnings.closing)
         self.pace = renderer.pace
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
@@ -65,11 +70,41 @@ class Drafts:
             return Sheet(conversation, asked, rendered, Plan())
         scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
         rendered = self._renderer.render(conversation, asked.options, scope)
-        opening = self._openings.of(asked.options, asked.kwargs_json)
-        plan = self._beginnings.plan(rendered.reading, conversation, opening, asked.namespace)
+        frame = self._frames.of(asked.options, asked.kwargs_json)
+        plan = self._beginnings.plan(rendered.reading, conversation, frame, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)
 
     def draft(self, sheet: Sheet, known: Known) -> Draft:
         """Tokenizes what comes after the beginning that is known."""
         encoded = self._beginnings.encode(sheet.rendered.reading, sheet.plan, known)
         return Draft(sheet, encoded.ids, len(known.ids), encoded.made)
+
+    def answered(self, sheet: Sheet, ids: TokenIds, given: Given) -> tuple[bytes, TokenIds]:
+        """The beginning that the next turn's prompt will have up to the answer's end: its key, and its ids.
+
+        ids: of the prompt that was answered. Raises LostError.
+        """
+        if not self._splicer.works:
+            raise LostError(Outcome.TOKENIZER)
+        options = sheet.asked.options
+        conversation = going_on(sheet.conversation, given, continued=options.continue_final_message)
+        next_options = replace(options, add_generation_prompt=True, continue_final_message=False)
+        try:
+            after = self.sheet(conversation, sheet.asked._replace(options=next_options))
+        except HermesError as error:
+            raise LostError(Outcome.REFUSED) from error
+        beginning, own = self._splicer.splice(ids, sheet.rendered.reading, after.rendered.reading, after.plan, given)
+        return beginning.key, own
+
+
+class Origin(NamedTuple):
+    """How a chat's prompt was made, so that it can be gone on with.
+
+    now: the time that the template could print. dropped_rounds: of the chat, which are not in the prompt.
+    sheet: None where the prompt was known, and nothing was rendered.
+    """
+
+    drafts: Drafts
+    now: datetime
+    dropped_rounds: int
+    sheet: Sheet | None

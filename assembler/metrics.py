@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.samples import Sample
 
 from assembler.cache.disk import Sizes
+from assembler.splice import Outcome
 from shared.metrics import of_processes
 
 Stage = Literal["lookup", "render", "tokenize", "truncate"]
@@ -64,6 +65,10 @@ class AssemblerMetrics:
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were looked up.").labels(name)
         hits = counter("hit_tokens", "Those of them that came from the cache.", "kind")
         self._hit_tokens = {kind: hits.labels(name, kind) for kind in _KINDS}
+        answers = counter(
+            "answers", "Answers that ended, and whether their own ids are kept for the next turn.", "result"
+        )
+        self._answers = {outcome: answers.labels(name, outcome.value) for outcome in Outcome}
         evicted = counter("evicted_entries", "Entries that had to go, for their age or for room.", "tier")
         self._evicted = {tier: evicted.labels(name, tier) for tier in ("memory", "disk")}
         self._damaged = counter("damaged_entries", "Entries that were found damaged on disk, and dropped.").labels(name)
@@ -100,6 +105,10 @@ class AssemblerMetrics:
         self._prompt_tokens.inc(tokens)
         if hit_tokens:
             self._hit_tokens[kind].inc(hit_tokens)
+
+    def answered(self, outcome: Outcome) -> None:
+        """An answer ended that could come back in a next turn."""
+        self._answers[outcome].inc()
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Times what is done inside."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from assembler.drafts import Origin
 from assembler.findings import Finding
 from assembler.messages import UnknownRole
 from assembler.order import OrderPolicy
@@ -56,7 +57,7 @@ class Policies:
 class Assembled:
     """text: where it was asked for. template_version: empty where no template had a part in it. seconds: time spent.
 
-    cached_tokens: ids that came from the cache: all, or those of a beginning.
+    cached_tokens: ids that came from the cache: all, or those of a beginning. origin: of a chat's prompt.
     """
 
     ids: TokenIds
@@ -66,3 +67,4 @@ class Assembled:
     findings: tuple[Finding, ...] = ()
     cached_tokens: int = 0
     dropped_rounds: int = 0
+    origin: Origin | None = None

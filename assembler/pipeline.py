@@ -1,37 +1,42 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
+import asyncio
 import logging
 import time
 from array import array
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from assembler import findings, limits, messages, templates, truncation
 from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
-from assembler.drafts import Asked, Draft, Drafts, Sheet
+from assembler.drafts import Asked, Draft, Drafts, Origin, Sheet
 from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
 from assembler.orders import Assembled, Order, Policies
 from assembler.recall import Recall
 from assembler.rendering import Renderer
+from assembler.splice import Given, LostError, Outcome, Splicer
 from assembler.templates import ChatTemplate
+from assembler.tokenizer import TokenIds
 from assembler.truncation import Truncated
 from assembler.workbench import Workbench
 from hermes.v1 import assembler_pb2
-from shared.errors import failed_precondition, invalid_argument
+from shared.errors import HermesError, failed_precondition, invalid_argument
 from shared.logs import head_tail
 
 _log: Final = logging.getLogger(__name__)
 
 
 class _Made(NamedTuple):
-    """A prompt. text: None where it was not at hand. cached_tokens: as Assembled has them."""
+    """A prompt. text: None where it was not at hand. cached_tokens, origin: as Assembled has them."""
 
     entry: Entry
     text: str | None = None
     template_version: str = ""
     cached_tokens: int = 0
+    origin: Origin | None = None
 
 
 class Assembler:
@@ -44,6 +49,7 @@ class Assembler:
         self._recall = recall or Recall.of_nothing()
         self._metrics = self._recall.metrics
         self._beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
+        self._splicer = Splicer(files.tokenizer, self._beginnings)
         self._drafts = self._drafting(files.template)
         self._tool_drafts = self._drafting(files.tool_template) or self._drafts
         self._bench = Workbench()
@@ -81,7 +87,26 @@ class Assembler:
             findings=made.entry.findings,
             cached_tokens=made.cached_tokens,
             dropped_rounds=made.entry.dropped_rounds,
+            origin=made.origin,
         )
+
+    async def remember(self, order: Order, assembled: Assembled, given: Given) -> None:
+        """Keeps an answer's own ids, for when it comes back in a later turn of its conversation."""
+        origin = assembled.origin
+        if origin is None or not order.cache.write:
+            return
+        outcome = Outcome.KEPT
+        try:
+            key, ids = await self._gone_on(order, assembled.ids, origin, given)
+            self._recall.keep_beginnings({key: ids}, order.cache)
+        except LostError as error:
+            outcome = error.outcome
+        except Exception:  # whatever it was, the answer itself is whole
+            _log.exception("the ids of an answer could not be kept")
+            return
+        await asyncio.sleep(0)  # of many samples that end at once, others wait for one
+        _log.debug("an answer of %d tokens: %s", len(given.ids), outcome.value)
+        self._metrics.answered(outcome)
 
     async def _chat(self, order: Order) -> _Made:
         """A chat's prompt, from the cache or made anew."""
@@ -92,7 +117,7 @@ class Assembler:
         entry = await self._looked_up(key, order)
         if entry is not None:
             text = (await self._written(order, drafts, now, entry.dropped_rounds)).text if order.return_text else None
-            return _Made(entry, text, version, len(entry.ids))
+            return _Made(entry, text, version, len(entry.ids), Origin(drafts, now, entry.dropped_rounds, None))
         sheet = await self._written(order, drafts, now)
         whole = await self._tokenized(order, drafts, sheet)
         fitted = await self._fitted(order, drafts, whole)
@@ -101,7 +126,8 @@ class Assembler:
         limits.check_length(draft.tokens, order.max_tokens)
         self._recall.keep_prompt(key, entry, order.cache)
         self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)
-        return _Made(entry, draft.sheet.text, version, draft.known_tokens)
+        origin = Origin(drafts, now, fitted.dropped_rounds, draft.sheet)
+        return _Made(entry, draft.sheet.text, version, draft.known_tokens, origin)
 
     async def _text(self, order: Order) -> _Made:
         """The prompt of a raw text, from the cache or made anew."""
@@ -125,7 +151,7 @@ class Assembler:
             return None
         policies = self._policies
         renderer = Renderer(template, self.files.tokenizer, policies.order, policies.control_text)
-        return Drafts(renderer, self._beginnings)
+        return Drafts(renderer, self._beginnings, self._splicer)
 
     def _drafts_for(self, chat: assembler_pb2.Chat) -> Drafts:
         drafts = self._tool_drafts if chat.tools else self._drafts
@@ -192,11 +218,30 @@ class Assembler:
             return drafts.draft(shorter, self._recall.beginning_in_memory(shorter.plan, order.cache))
 
         with self._metrics.stage("truncate"):
-            return await self._bench.encoding(
+            fitted = await self._bench.encoding(
                 len(sheet.text),
                 lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
                 slowly=self._is_slow(sheet),
             )
+            left = fitted.prompt.sheet
+            known = await self._recall.beginning_of_part(left.plan, left.text, order.cache)
+            if len(known.ids) <= fitted.prompt.known_tokens:
+                return fitted
+            # It was on disk. With its own ids an answer may be longer, and what fitted need not fit any more.
+            draft = await self._bench.encoding(
+                len(left.text) - known.end, lambda: drafts.draft(left, known), slowly=self._is_slow(left)
+            )
+            return fitted if draft.tokens > window.tokens else replace(fitted, prompt=draft)
+
+    async def _gone_on(self, order: Order, ids: TokenIds, origin: Origin, given: Given) -> tuple[bytes, TokenIds]:
+        """The beginning of the next turn that ends with an answer: its key, and its ids. Raises LostError."""
+        drafts, chat = origin.drafts, order.prompt.chat
+        try:
+            sheet = origin.sheet or await self._written(order, drafts, origin.now, origin.dropped_rounds)
+        except HermesError as error:  # it took too long this time
+            raise LostError(Outcome.REFUSED) from error
+        seconds = drafts.pace.seconds(chat.ByteSize(), len(chat.messages))
+        return await self._bench.lasting(seconds, lambda: drafts.answered(sheet, ids, given))
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
         """Refuses a text that cannot fit, without tokenizing it."""

@@ -82,15 +82,24 @@ class Recall:
         """The longest beginning of a text that is known."""
         if not use.read or not plan.candidates:
             return NOTHING
+        hit = await self._found(plan, text, use)
+        self.metrics.looked_for_beginning("miss" if hit is None else hit.tier.value)
+        return _known(plan, hit)
+
+    async def beginning_of_part(self, plan: Plan, text: str, use: CacheUse) -> Known:
+        """As `beginning`, uncounted, for what is left of a conversation that was looked up as a whole."""
+        return _known(plan, await self._found(plan, text, use)) if use.read and plan.candidates else NOTHING
+
+    async def _found(self, plan: Plan, text: str, use: CacheUse) -> Hit | None:
         hit = self._cache.recall(each.key for each in plan.candidates)
         end = _end(plan, hit)
-        if len(text) - end > _WORTH_A_LOOK:
+        # Where this process was not asked, another one may have answered, with ids that tokenizing does not give.
+        if len(text) - end > _WORTH_A_LOOK or end < plan.asked:
             longer = [each.key for each in plan.candidates if each.end > end]
             # The shortest of them is the system part's, if that is unknown.
             keys = longer if len(longer) <= _MOST_KEYS else [*longer[: _MOST_KEYS - 1], *self._system(plan, end)]
             hit = await self._cache.fetch(keys, use.namespace) or hit
-        self.metrics.looked_for_beginning("miss" if hit is None else hit.tier.value)
-        return _known(plan, hit)
+        return hit
 
     def beginning_in_memory(self, plan: Plan, use: CacheUse) -> Known:
         """As `beginning`, without a look on disk and uncounted, from any thread."""

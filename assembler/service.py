@@ -1,6 +1,7 @@
 """The servicer: proto in, pipeline, proto out."""
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -72,7 +73,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
     async def Generate(
         self, request: assembler_pb2.AssemblerGenerateRequest, context: Context
     ) -> AsyncIterator[assembler_pb2.AssemblerGenerateResponse]:
-        assembled = await self._assembler.assemble(self._order(request, return_text=False))
+        order = self._order(request, return_text=False)
+        assembled = await self._assembler.assemble(order)
         rule = self._stop_rule(request)
         request_id = _request_id(request)
         job = Job(
@@ -85,7 +87,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         )
         head = assembler_pb2.AnswerStarted(request_id=request_id, model=self._model_name, info=self._info(assembled))
         form = self._formats.of(request.prompt, assembled.ids)
-        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head, form)
+        at_end = functools.partial(self._assembler.remember, order, assembled)
+        answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head, form, at_end=at_end)
         async with self._upstream.generate(job) as run, aclosing(joined(answer.events(run))) as events:
             async for event in events:
                 yield event

@@ -253,6 +253,28 @@ async def test_calls_and_reasoning_are_told_apart_from_the_text(
     assert any("tool calls are read as hermes writes them" in line for line in early)
 
 
+async def test_the_very_next_request_has_the_ids_that_were_generated(
+    assembler: Running, executor: FakeExecutor, tokens: Tokenizer
+) -> None:
+    """Letter by letter, as no text is tokenized."""
+    ids = [token for letter in "Paris, of course." for token in tokens.encode(letter).ids]
+    assert tokens.encode("Paris, of course.").ids != ids
+    turns: list[tuple[str, str]] = []
+    for _ in range(3):
+        turns.append(("user", "Where?"))
+        executor.script = saying([*ids, 2], stop_token_id=2)
+        events = await assembler.generate(prompt=chat(*turns))
+        (part,) = executor.parts
+        turns.append(("assistant", "".join(event.delta.text for event in events)))
+        asked = assembler_pb2.AssembleRequest(prompt=chat(*turns, ("user", "When?")), return_text=True)
+        answer = await assembler.stub.Assemble(asked)
+        generated = [*part.start.tokens.token_ids, *ids, 2]
+        assert list(answer.token_ids[: len(generated)]) == generated
+        assert tokens.decode(answer.token_ids, skip_special_tokens=False) == answer.text
+        asked.cache.read = False
+        assert list((await assembler.stub.Assemble(asked)).token_ids) == tokens.encode(answer.text).ids
+
+
 BAD_REQUESTS = [
     ({"prompt": chat()}, "INVALID_ARGUMENT", "NO_MESSAGES"),
     ({"prompt": chat(("wizard", "q"))}, "INVALID_ARGUMENT", "UNKNOWN_ROLE"),

