@@ -60,7 +60,7 @@ class Drafts:
 
     def __init__(self, renderer: Renderer, beginnings: Beginnings) -> None:
         self.template = renderer.template
-        self._renderer = renderer
+        self.renderer = renderer
         self._beginnings = beginnings
         self._openings = Openings(renderer.template)
         self.pace = Pace()
@@ -68,7 +68,7 @@ class Drafts:
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
-        rendered = self._renderer.render(conversation, asked.options)
+        rendered = self.renderer.render(conversation, asked.options)
         if asked.namespace is None:
             return Sheet(conversation, asked, rendered, Plan())
         opening = self._openings.of(asked.options, asked.kwargs_json)

@@ -142,6 +142,27 @@ class AssemblerMetrics:
         return Counts([sample for metric in registry.collect() for sample in metric.samples])
 
 
+class Uncounted(AssemblerMetrics):
+    """Where what an assembly does counts for nothing, because somebody only looks."""
+
+    def __init__(self) -> None:
+        """Makes none of the metrics."""
+
+    def looked_up(self, result: Result) -> None:
+        """Nothing."""
+
+    def looked_for_beginning(self, result: Result) -> None:
+        """Nothing."""
+
+    def prompt(self, tokens: int, hit_tokens: int, kind: Kind) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:  # noqa: ARG002 - none is timed
+        """Nothing."""
+        yield
+
+
 class Counts:
     """Counts as they were at one time."""
 

@@ -1,8 +1,9 @@
 """From a conversation to the prompt's text: the template as it is, mends where it refuses, control text told apart."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from assembler import order
 from assembler.control import ControlText, Reading
@@ -14,6 +15,7 @@ from assembler.tokenizer import Tokenizer
 from assembler.traced import blanked, plain
 from shared.errors import HermesError, invalid_argument
 
+T = TypeVar("T")
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
 
 _log: Final = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ class Renderer:
         except HermesError as error:
             if error.reason != "TEMPLATE_ERROR":
                 raise
-            reading = self._mended(_Refusal(conversation, error), options)
+            refusal = _Refusal(conversation, error)
+            reading = self._first_taken(refusal, lambda mended: self._read(mended, options))
             findings.append(
                 Finding(ROLE_ORDER, "Messages were joined, because the model's chat template takes no such order.")
             )
@@ -99,15 +102,32 @@ class Renderer:
             raise self._refusal(conversation, options)
         return reading
 
+    @property
+    def reasoning(self) -> frozenset[str]:
+        """Control tokens that count in answers and reasoning, because the model wrote them there."""
+        return self._control.reasoning
+
+    def signed(self, conversation: Conversation, options: RenderOptions) -> str:
+        """The text that `render` makes of a conversation, whose texts tell where they are from; raises the same."""
+        try:
+            return self.template.render(conversation, options)
+        except HermesError as error:
+            if error.reason != "TEMPLATE_ERROR":
+                raise
+            return self._first_taken(
+                _Refusal(conversation, error), lambda mended: self.template.render(mended, options)
+            )
+
     def _counted(self, text: str) -> list[int]:
         """The control tokens that count where the whole text is encoded."""
         ids = frozenset(self._tokenizer.added.control.values())
         return [token_id for token_id in self._tokenizer.encode(text) if token_id in ids]
 
-    def _mended(self, refusal: _Refusal, options: RenderOptions) -> Reading:
+    def _first_taken(self, refusal: _Refusal, attempt: Callable[[Conversation], T]) -> T:
+        """What comes of the first mended form that the template takes."""
         for mended in order.mends(refusal.conversation, self._policy):
             try:
-                return self._read(mended, options)
+                return attempt(mended)
             except HermesError as error:
                 if error.reason != "TEMPLATE_ERROR":
                     raise

@@ -571,7 +571,9 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
-    """The prompt, piece by piece."""
+    """The prompt, piece by piece: the segments' texts joined are the text, their ids joined are those that Generate sends.
+    Looking changes nothing: no cache keeps, counts or reorders anything for it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -580,12 +582,15 @@ class ExplainResponse(_message.Message):
     INFO_FIELD_NUMBER: _builtins.int
     TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """What Assemble returns; raw text with the tokens written out that the tokenizer itself puts around it, such as BOS."""
     tree_cached_tokens: _builtins.int
-    """What the executor's tree holds of it now; absent when it could not be asked."""
+    """What the executor's tree holds of it now; absent when it could not be asked, or cache.read is false."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]: ...
     @_builtins.property
-    def info(self) -> Global___AssemblyInfo: ...
+    def info(self) -> Global___AssemblyInfo:
+        """cached_tokens: what Assemble would take from the assembly cache now."""
+
     def __init__(
         self,
         *,
@@ -606,19 +611,79 @@ Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
-    """A run of tokens that belong together."""
+    """A run of tokens that belong together. Its text has whole characters, so tokens that share one are never apart."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Segment._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Segment._Kind.ValueType  # 0
+        """Raw text, or ids that came ready."""
+        KIND_TEMPLATE: Segment._Kind.ValueType  # 1
+        """What the template writes itself, or works out, such as a date; and what the tokenizer puts around raw text."""
+        KIND_CONTENT: Segment._Kind.ValueType  # 2
+        """A message's content."""
+        KIND_REASONING: Segment._Kind.ValueType  # 3
+        """A message's reasoning."""
+        KIND_TOOL_CALL: Segment._Kind.ValueType  # 4
+        """A call in a message: its function's name and its arguments."""
+        KIND_NAME: Segment._Kind.ValueType  # 5
+        """The name in a message, or the id of a call."""
+        KIND_TOOLS: Segment._Kind.ValueType  # 6
+        """Descriptions of tools."""
+        KIND_VARIABLE: Segment._Kind.ValueType  # 7
+        """The value of a template variable."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """Where a text comes from."""
+
+    KIND_UNSPECIFIED: Segment.Kind.ValueType  # 0
+    """Raw text, or ids that came ready."""
+    KIND_TEMPLATE: Segment.Kind.ValueType  # 1
+    """What the template writes itself, or works out, such as a date; and what the tokenizer puts around raw text."""
+    KIND_CONTENT: Segment.Kind.ValueType  # 2
+    """A message's content."""
+    KIND_REASONING: Segment.Kind.ValueType  # 3
+    """A message's reasoning."""
+    KIND_TOOL_CALL: Segment.Kind.ValueType  # 4
+    """A call in a message: its function's name and its arguments."""
+    KIND_NAME: Segment.Kind.ValueType  # 5
+    """The name in a message, or the id of a call."""
+    KIND_TOOLS: Segment.Kind.ValueType  # 6
+    """Descriptions of tools."""
+    KIND_VARIABLE: Segment.Kind.ValueType  # 7
+    """The value of a template variable."""
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OTHER_BEFORE_FIELD_NUMBER: _builtins.int
+    OTHER_AFTER_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     message_index: _builtins.int
-    """Index of the message whose content it is; absent for text of the template's own."""
+    """Index of the message, in the request's list, that the text is from; absent for text of the template's own, tools
+    and template variables.
+    """
     control: _builtins.bool
-    """A single control token."""
+    """A single control token, with the white space that it takes in."""
+    kind: Global___Segment.Kind.ValueType
+    """What the text is."""
+    other_before: _builtins.int
+    """Characters at the beginning and at the end of `text` that are something else. A token that holds text of two kinds
+    is a message's, and not the template's; of two messages', the one's that has more of it.
+    """
+    other_after: _builtins.int
+    cached_tokens: _builtins.int
+    """Of its ids, from the first one on, those that the assembly cache has, and those that the tree has."""
+    tree_cached_tokens: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -628,10 +693,15 @@ class Segment(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         message_index: _builtins.int | None = ...,
         control: _builtins.bool | None = ...,
+        kind: Global___Segment.Kind.ValueType | None = ...,
+        other_before: _builtins.int | None = ...,
+        other_after: _builtins.int | None = ...,
+        cached_tokens: _builtins.int | None = ...,
+        tree_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "message_index", b"message_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "control", b"control", "message_index", b"message_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "cached_tokens", b"cached_tokens", "control", b"control", "kind", b"kind", "message_index", b"message_index", "other_after", b"other_after", "other_before", b"other_before", "text", b"text", "token_ids", b"token_ids", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__message_index: _TypeAlias = _typing.Literal["message_index"]  # noqa: Y015
     _WhichOneofArgType__message_index: _TypeAlias = _typing.Literal["_message_index", b"_message_index"]  # noqa: Y015

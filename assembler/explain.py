@@ -1,0 +1,131 @@
+"""A prompt taken apart, as it would be assembled now, and what each cache has of it."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from assembler import signing, truncation
+from assembler.alignment import Alignment
+from assembler.messages import Conversation
+from assembler.orders import Assembled, Order
+from assembler.origins import TEMPLATE, UNTOLD, Origins, Run
+from assembler.pace import Pace
+from assembler.pipeline import Assembler
+from assembler.segments import Segment, segments
+from assembler.templates import options_of
+from assembler.tokenizer import TokenIds
+from hermes.v1 import assembler_pb2
+
+_log: Final = logging.getLogger(__name__)
+
+# How much of a prompt the prefix tree has, in tokens; None where it cannot be asked.
+Held = Callable[[TokenIds], Awaitable[int | None]]
+
+
+class Explanation(NamedTuple):
+    """tree_tokens: of the prompt's beginning, that the prefix tree has; None where that is not known."""
+
+    assembled: Assembled
+    text: str
+    segments: list[assembler_pb2.Segment]
+    tree_tokens: int | None
+
+
+class Explainer:
+    """Takes prompts apart. What it looks at stays as it is: nothing is kept, counted, or made to stay longer."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self._assembler = assembler.looking()
+        self._tokenizer = assembler.files.tokenizer
+        self._alignment = Alignment(self._tokenizer)
+        self._pace = Pace()
+
+    async def explain(self, order: Order, held: Held) -> Explanation:
+        """The prompt that Assemble and Generate would make of the same order. Raises what Assembler.assemble raises."""
+        now = order.now or datetime.now()  # noqa: DTZ005 - templates print the local date
+        order = replace(order, return_text=True, now=now, cache=order.cache._replace(write=False))
+        assembled = await self._assembler.assemble(order)
+        tree_tokens = await held(assembled.ids)
+        text = assembled.text or ""
+        origins = await self._chat_origins(order, assembled) if order.prompt.HasField("chat") else None
+
+        def work() -> tuple[str, list[assembler_pb2.Segment]]:
+            found = self._segments(order.prompt, assembled.ids, text) if origins is None else None
+            cut = list(found or segments(self._alignment, assembled.ids, origins or Origins.untold(text)))
+            told = _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens or 0)
+            return "".join(each.text for each in cut), list(told)
+
+        told_text, told = await self._assembler.bench.encoding(len(text), work, slowly=True)
+        return Explanation(assembled, told_text, told, tree_tokens)
+
+    async def _chat_origins(self, order: Order, assembled: Assembled) -> Origins:
+        chat, dropped = order.prompt.chat, assembled.dropped_rounds
+        renderer = self._assembler.renderer(chat)
+
+        def kept(conversation: Conversation) -> Conversation:
+            return truncation.without(conversation, dropped) if dropped else conversation
+
+        def work() -> Origins:
+            conversation, options = self._assembler.conversation(chat), options_of(chat, order.now)
+            return signing.read(renderer.signed, conversation, options, kept, renderer.reasoning)
+
+        origins = await self._assembler.bench.paced(chat.ByteSize(), len(chat.messages), self._pace, work)
+        if origins.text == assembled.text:
+            return origins
+        _log.warning("the model's chat template writes another text each time, so its parts cannot be told")
+        return Origins.untold(assembled.text or "")
+
+    def _segments(self, prompt: assembler_pb2.Prompt, ids: TokenIds, text: str) -> Iterable[Segment]:
+        """Those of a prompt that no template has a part in."""
+        if prompt.HasField("text"):
+            return segments(self._alignment, ids, self._around(ids, text))
+        found = list(self._of_ids(ids))
+        if "".join(each.text for each in found) == text:
+            return found
+        return segments(self._alignment, ids, Origins.untold(text))
+
+    def _around(self, ids: TokenIds, text: str) -> Origins:
+        """Raw text with the tokens that the tokenizer puts around it."""
+        own = self._tokenizer.encode(text)
+        place = next((at for at in range(len(ids) - len(own) + 1) if ids[at : at + len(own)] == own), None)
+        if place is None:
+            return Origins.untold(self._tokenizer.decode(ids))
+        before = self._tokenizer.decode(ids[:place])
+        after = self._tokenizer.decode(ids[place + len(own) :])
+        end = len(before) + len(text)
+        runs = (Run(len(before), TEMPLATE), Run(end, UNTOLD), Run(end + len(after), TEMPLATE))
+        return Origins(before + text + after, tuple(run for run in runs if run.end))
+
+    def _of_ids(self, ids: TokenIds) -> Iterator[Segment]:
+        """Ready ids: control tokens and what stands between them. What those are spelled as is no control token."""
+        start, before = 0, ""
+        for place, token_id in enumerate((*ids, None)):
+            token = None if token_id is None else self._alignment.control(token_id)
+            if token is None and token_id is not None:
+                continue
+            if start < place:  # with the token before it, because what a text begins with may be shown in another way
+                shown = self._tokenizer.decode(ids[start - 1 : place] if before else ids[:place])
+                yield Segment(start, place, shown.removeprefix(before), UNTOLD)
+            if token is not None:
+                yield Segment(place, place + 1, token, UNTOLD, control=True)
+                start, before = place + 1, token
+
+
+def _as_told(
+    found: Iterable[Segment], ids: TokenIds, cached_tokens: int, tree_tokens: int
+) -> Iterator[assembler_pb2.Segment]:
+    for each in found:
+        tokens = each.end - each.start
+        yield assembler_pb2.Segment(
+            text=each.text,
+            token_ids=ids[each.start : each.end],
+            message_index=each.origin.message_index,
+            control=each.control,
+            kind=assembler_pb2.Segment.Kind.Value(f"KIND_{each.origin.kind.name}"),
+            other_before=each.other_before,
+            other_after=each.other_after,
+            cached_tokens=min(max(cached_tokens - each.start, 0), tokens),
+            tree_cached_tokens=min(max(tree_tokens - each.start, 0), tokens),
+        )
