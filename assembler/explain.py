@@ -52,8 +52,7 @@ class Explainer:
         origins = await self._chat_origins(order, assembled) if order.prompt.HasField("chat") else None
 
         def work() -> tuple[str, list[assembler_pb2.Segment]]:
-            found = self._segments(order.prompt, assembled.ids, text) if origins is None else None
-            cut = list(found or segments(self._alignment, assembled.ids, origins or Origins.untold(text)))
+            cut = self._cut(order.prompt, assembled, origins)
             told = _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens or 0)
             return "".join(each.text for each in cut), list(told)
 
@@ -77,14 +76,16 @@ class Explainer:
         _log.warning("the model's chat template writes another text each time, so its parts cannot be told")
         return Origins.untold(assembled.text or "")
 
-    def _segments(self, prompt: assembler_pb2.Prompt, ids: TokenIds, text: str) -> Iterable[Segment]:
-        """Those of a prompt that no template has a part in."""
-        if prompt.HasField("text"):
-            return segments(self._alignment, ids, self._around(ids, text))
-        found = list(self._of_ids(ids))
-        if "".join(each.text for each in found) == text:
-            return found
-        return segments(self._alignment, ids, Origins.untold(text))
+    def _cut(self, prompt: assembler_pb2.Prompt, assembled: Assembled, origins: Origins | None) -> list[Segment]:
+        """origins: of a chat; other prompts have none of a template's."""
+        ids, text = assembled.ids, assembled.text or ""
+        if origins is None and prompt.HasField("text"):
+            origins = self._around(ids, text)
+        if origins is None:
+            found = list(self._of_ids(ids))
+            if "".join(each.text for each in found) == text:
+                return found
+        return list(segments(self._alignment, ids, origins or Origins.untold(text)))
 
     def _around(self, ids: TokenIds, text: str) -> Origins:
         """Raw text with the tokens that the tokenizer puts around it."""
