@@ -4,8 +4,11 @@ Told from the ids as they are, however they came to be, and not by encoding the 
 be those that its text would be encoded in.
 """
 
+from array import array
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 from assembler.control import Live
 from assembler.origins import Origins
@@ -13,16 +16,18 @@ from assembler.tokenizer import TokenIds, Tokenizer
 
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 _SPACE: Final = b" "
+# Tokens that are gone through without a pause, 2 ms of work; other threads wait meanwhile.
+_AT_ONCE: Final = 32_768
 
 
-class Atom(NamedTuple):
-    """Tokens that cannot be told apart in a text, as a rule one: up to before `tokens` in the ids and before `end` in
-    the text, from where the atom before ends. control: a single control token, with white space that it takes in.
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """ends: for each token, the place behind its last character. goes_on: 1 for a token that cannot be told from the
+    next one, as when both hold bytes of one character; then `ends` is of both.
     """
 
-    tokens: int
-    end: int
-    control: bool = False
+    ends: Sequence[int]
+    goes_on: Sequence[int]
 
 
 class Alignment:
@@ -31,82 +36,107 @@ class Alignment:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._control = {token_id: text for text, token_id in tokenizer.added.control.items()}
+        # The last one stands for ids that models have, for padding, above the tokenizer's last.
+        spelled = (*tokenizer.vocabulary.token_bytes, b"")
+        self._sizes = array("L", map(len, spelled))
+        # Characters are counted where they begin.
+        self._characters = array("L", (len(each.translate(None, _CONTINUATION)) for each in spelled))
 
     def control(self, token_id: int) -> str | None:
         """The text of a control token; None where the id is none."""
         return self._control.get(token_id)
 
-    def atoms(self, ids: TokenIds, origins: Origins) -> list[Atom]:
-        """The atoms that make up a text and its ids, of which there are some.
+    def controls(self, ids: TokenIds) -> list[int]:
+        """The places of control tokens."""
+        return [place for place, token_id in enumerate(ids) if token_id in self._control]
 
-        Between control tokens they are told by the tokens' bytes, else by what the tokenizer says of the same text;
-        where neither fits, all between two control tokens is one atom.
+    def aligned(self, ids: TokenIds, origins: Origins) -> Aligned:
+        """The alignment of a text with its ids, of which there are some.
+
+        Between control tokens it is told by the tokens' bytes, else by what the tokenizer says of the same text; where
+        neither fits, the tokens between two control tokens cannot be told apart. Control tokens take in white space.
         """
         text = origins.text
-        atoms = self._spelled(ids, text.encode()) or self._between(ids, text, self._places(ids, origins))
-        return [*atoms[:-1], Atom(len(ids), len(text), atoms[-1].control)]
+        found = self._spelled(ids, text) or self._between(ids, text, self._places(ids, origins))
+        ends = array("L", found.ends)
+        ends[-1] = len(text)
+        return Aligned(ends, found.goes_on)
 
     def _places(self, ids: TokenIds, origins: Origins) -> Sequence[tuple[int, Live]]:
         """The control tokens in the ids, each with where it stands in the text; none where that cannot be told."""
-        places = [place for place, token_id in enumerate(ids) if token_id in self._control]
+        places = self.controls(ids)
         found = [each for each in self._tokenizer.added.guard.tokens.found(origins.text) if origins.may_count(each)]
         if [self._control[ids[place]] for place in places] != [each.token for each in found]:
             return ()
         return list(zip(places, found, strict=True))
 
-    def _between(self, ids: TokenIds, text: str, places: Sequence[tuple[int, Live]]) -> list[Atom]:
+    def _between(self, ids: TokenIds, text: str, places: Sequence[tuple[int, Live]]) -> Aligned:
         """The control tokens, and what stands between them."""
-        atoms: list[Atom] = []
+        ends, goes_on = array("L"), bytearray()
         start, character = 0, 0
         for place, live in (*places, (len(ids), None)):
-            skipped, found = self._stretch(ids[start:place], text[character : None if live is None else live.start])
-            if atoms:
-                atoms[-1] = atoms[-1]._replace(end=character + skipped)
-            atoms += (Atom(start + each.tokens, character + each.end) for each in found)
+            stretch = text[character : None if live is None else live.start]
+            skipped, found = self._stretch(ids[start:place], stretch)
+            if ends:
+                ends[-1] += skipped
+            ends.extend(character + end for end in found.ends)
+            goes_on += bytes(found.goes_on)
             if live is not None:
                 start, character = place + 1, live.end
-                atoms.append(Atom(start, character, control=True))
-        return atoms
+                ends.append(character)
+                goes_on.append(0)
+        return Aligned(ends, goes_on)
 
-    def _stretch(self, ids: TokenIds, text: str) -> tuple[int, list[Atom]]:
-        """The atoms of a text without control tokens, and how many characters the token before it takes in."""
-        if not ids:
-            return 0, []
-        for inner in dict.fromkeys((text, text.lstrip(), text.rstrip(), text.strip())):
-            atoms = self._spelled(ids, inner.encode())
-            if atoms:
+    def _stretch(self, ids: TokenIds, text: str) -> tuple[int, Aligned]:
+        """The alignment of a text without control tokens, and how many characters the token before it takes in."""
+        for inner in dict.fromkeys((text, text.lstrip(), text.rstrip(), text.strip())) if ids else ():
+            found = self._spelled(ids, inner)
+            if found is not None:
                 skipped = text.find(inner)
-                return skipped, [each._replace(end=skipped + each.end) for each in atoms]
-        return 0, self._encoded(ids, text) or [Atom(len(ids), len(text))]
+                return skipped, Aligned([skipped + end for end in found.ends], found.goes_on)
+        return 0, self._encoded(ids, text) or _as_one(len(ids), len(text))
 
-    def _spelled(self, ids: TokenIds, data: bytes) -> list[Atom]:
-        """The atoms of tokens whose bytes are a text's; none where they are not.
+    def _spelled(self, ids: TokenIds, text: str) -> Aligned | None:
+        """By the tokens' bytes; None where those are not the text's.
 
         Some tokenizers write a space before every text, which is no part of it.
         """
+        data = text.encode()
         bytes_of = self._tokenizer.vocabulary.bytes_of
-        spelled = b"".join(map(bytes_of, ids))
+        spelled = b"".join(
+            b"".join(map(bytes_of, ids[start : start + _AT_ONCE])) for start in range(0, len(ids), _AT_ONCE)
+        )
         less = int(spelled != data and spelled[:1] == _SPACE)
         if spelled[less:] != data:
-            return []
-        atoms, place, character, last = [], -less, -less, len(data)
-        for at, token_id in enumerate(ids, 1):
-            piece = bytes_of(token_id)
-            place += len(piece)
-            character += len(piece.translate(None, _CONTINUATION))
-            if place >= last or data[place] not in _CONTINUATION:
-                atoms.append(Atom(at, character, token_id in self._control))
-        return atoms
+            return None
+        if len(data) == len(text):
+            return Aligned(self._counted(self._sizes, ids, less), bytes(len(ids)))
+        following = data + _SPACE  # where no character goes on
+        goes_on = bytes(following[place] in _CONTINUATION for place in self._counted(self._sizes, ids, less))
+        return Aligned(self._counted(self._characters, ids, less), goes_on)
 
-    def _encoded(self, ids: TokenIds, text: str) -> list[Atom]:
-        """The atoms of a text that is encoded in just these ids; none where it is not."""
+    def _counted(self, of_each: Sequence[int], ids: TokenIds, less: int) -> "array[int]":
+        """Counts up to the end of each token. less: than there are in the first one."""
+        counts, last = array("L"), len(of_each) - 1
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE]
+            known = some if max(some) < last else (min(each, last) for each in some)
+            sums = accumulate(map(of_each.__getitem__, known), initial=counts[-1] if counts else -less)
+            next(sums)
+            counts.extend(sums)
+        return counts
+
+    def _encoded(self, ids: TokenIds, text: str) -> Aligned | None:
+        """As the tokenizer tells; None where it encodes the text in other ids."""
         found, spans = self._tokenizer.added.guard.spans(text)
-        if found != ids:
-            return []
-        atoms, last = [], 0
-        begins = [begin for begin, _ in spans[1:]]
-        for at, ((_, end), following) in enumerate(zip(spans, (*begins, len(text)), strict=True), 1):
-            last = max(last, end)
-            if following >= last:  # else the next token has a part of the same character
-                atoms.append(Atom(at, last))
-        return atoms
+        if found != ids or not ids:
+            return None
+        # What is in no token belongs to the one before it.
+        begins = [*(begin for begin, _ in spans[1:]), len(text)]
+        goes_on = bytes(begin < end for begin, (_, end) in zip(begins, spans, strict=True))
+        return Aligned(list(accumulate(begins, max)), goes_on)
+
+
+def _as_one(tokens: int, characters: int) -> Aligned:
+    """Tokens that cannot be told apart."""
+    return Aligned([characters] * tokens, bytes([*[1] * (tokens - 1), 0][:tokens]))

@@ -18,6 +18,9 @@ from assembler.templates import options_of
 from assembler.tokenizer import TokenIds
 from hermes.v1 import assembler_pb2
 
+# Ids that are put into a message without a pause, 2 ms of work; other threads wait meanwhile.
+_AT_ONCE: Final = 32_768
+
 _log: Final = logging.getLogger(__name__)
 
 # How much of a prompt the prefix tree has, in tokens; None where it cannot be asked.
@@ -119,9 +122,8 @@ def _as_told(
 ) -> Iterator[assembler_pb2.Segment]:
     for each in found:
         tokens = each.end - each.start
-        yield assembler_pb2.Segment(
+        segment = assembler_pb2.Segment(
             text=each.text,
-            token_ids=ids[each.start : each.end],
             message_index=each.origin.message_index,
             control=each.control,
             kind=assembler_pb2.Segment.Kind.Value(f"KIND_{each.origin.kind.name}"),
@@ -130,3 +132,6 @@ def _as_told(
             cached_tokens=min(max(cached_tokens - each.start, 0), tokens),
             tree_cached_tokens=min(max(tree_tokens - each.start, 0), tokens),
         )
+        for start in range(each.start, each.end, _AT_ONCE):
+            segment.token_ids.extend(ids[start : min(start + _AT_ONCE, each.end)])
+        yield segment

@@ -22,6 +22,8 @@ from assembler.traced import Traced, own_of, plain, traced
 
 # Signs in one render: the values of a byte, less those that mean something else.
 _SIGNS: Final = 256 - FIRST
+# Marks that are searched without a pause, a millisecond of work; other threads wait meanwhile.
+_AT_ONCE: Final = 16_384
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 
 
@@ -118,10 +120,11 @@ def _runs(marks: list[bytes], origins: list[Origin]) -> Iterator[tuple[int, Orig
 
 
 def _equal(marks: list[bytes]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Runs of equal marks, and how long each is."""
+    """Runs of equal marks, and how long each is; a long one in pieces."""
     if len(marks) == 1:
-        for run in _RUN.finditer(marks[0]):
-            yield (run[0][0],), len(run[0])
+        for start in range(0, len(marks[0]), _AT_ONCE):
+            for run in _RUN.finditer(marks[0], start, start + _AT_ONCE):
+                yield (run[0][0],), len(run[0])
     else:
         for signs, run_of in groupby(zip(*marks, strict=True)):
             yield signs, sum(1 for _ in run_of)
