@@ -1,7 +1,7 @@
 """A prompt taken apart, as it would be assembled now, and what each cache has of it."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -28,12 +28,10 @@ Held = Callable[[TokenIds], Awaitable[int | None]]
 
 
 class Explanation(NamedTuple):
-    """tree_tokens: of the prompt's beginning, that the prefix tree has; None where that is not known."""
+    """assembled: the prompt. told: its text, its segments and what the prefix tree has of it."""
 
     assembled: Assembled
-    text: str
-    segments: list[assembler_pb2.Segment]
-    tree_tokens: int | None
+    told: assembler_pb2.ExplainResponse
 
 
 class Explainer:
@@ -54,13 +52,11 @@ class Explainer:
         text = assembled.text or ""
         origins = await self._chat_origins(order, assembled) if order.prompt.HasField("chat") else None
 
-        def work() -> tuple[str, list[assembler_pb2.Segment]]:
+        def work() -> assembler_pb2.ExplainResponse:
             cut = self._cut(order.prompt, assembled, origins)
-            told = _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens or 0)
-            return "".join(each.text for each in cut), list(told)
+            return _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens)
 
-        told_text, told = await self._assembler.bench.encoding(len(text), work, slowly=True)
-        return Explanation(assembled, told_text, told, tree_tokens)
+        return Explanation(assembled, await self._assembler.bench.encoding(len(text), work, slowly=True))
 
     async def _chat_origins(self, order: Order, assembled: Assembled) -> Origins:
         chat, dropped = order.prompt.chat, assembled.dropped_rounds
@@ -118,11 +114,12 @@ class Explainer:
 
 
 def _as_told(
-    found: Iterable[Segment], ids: TokenIds, cached_tokens: int, tree_tokens: int
-) -> Iterator[assembler_pb2.Segment]:
+    found: Sequence[Segment], ids: TokenIds, cached_tokens: int, tree_tokens: int | None
+) -> assembler_pb2.ExplainResponse:
+    told = assembler_pb2.ExplainResponse(text="".join(each.text for each in found), tree_cached_tokens=tree_tokens)
     for each in found:
         tokens = each.end - each.start
-        segment = assembler_pb2.Segment(
+        segment = told.segments.add(
             text=each.text,
             message_index=each.origin.message_index,
             control=each.control,
@@ -130,8 +127,8 @@ def _as_told(
             other_before=each.other_before,
             other_after=each.other_after,
             cached_tokens=min(max(cached_tokens - each.start, 0), tokens),
-            tree_cached_tokens=min(max(tree_tokens - each.start, 0), tokens),
+            tree_cached_tokens=min(max((tree_tokens or 0) - each.start, 0), tokens),
         )
         for start in range(each.start, each.end, _AT_ONCE):
             segment.token_ids.extend(ids[start : min(start + _AT_ONCE, each.end)])
-        yield segment
+    return told

@@ -27,8 +27,9 @@ from shared.durations import duration
 from shared.errors import HermesError, invalid_argument
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-_Named: TypeAlias = assembler_pb2.AssembleRequest | assembler_pb2.AssemblerGenerateRequest
-_Request: TypeAlias = _Named | assembler_pb2.ExplainRequest
+_Request: TypeAlias = (
+    assembler_pb2.AssembleRequest | assembler_pb2.AssemblerGenerateRequest | assembler_pb2.ExplainRequest
+)
 
 _ROUNDS: Final = assembler_pb2.Truncation.MODE_ROUNDS
 _MODES: Final = (assembler_pb2.Truncation.MODE_UNSPECIFIED, assembler_pb2.Truncation.MODE_REJECT, _ROUNDS)
@@ -104,12 +105,9 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
             return await self._upstream.held(ids, policy.namespace, context.time_remaining())
 
         explained = await self._explainer.explain(order, held)
-        return assembler_pb2.ExplainResponse(
-            text=explained.text,
-            segments=explained.segments,
-            info=self._info(explained.assembled),
-            tree_cached_tokens=explained.tree_tokens,
-        )
+        explained.told.request_id = _request_id(request)
+        explained.told.info.CopyFrom(self._info(explained.assembled))
+        return explained.told
 
     def _order(self, request: _Request, *, return_text: bool) -> Order:
         self._check_model(request.model)
@@ -210,7 +208,7 @@ class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
         return assembler_pb2.FlushAssemblyCacheResponse(removed=removed)
 
 
-def _request_id(request: _Named) -> str:
+def _request_id(request: _Request) -> str:
     return request.request_id or uuid.uuid4().hex
 
 

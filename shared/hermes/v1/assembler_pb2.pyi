@@ -546,7 +546,10 @@ class ExplainRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    request_id: _builtins.str
+    """Echoed in logs and traces; made up where empty."""
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     @_builtins.property
@@ -560,10 +563,11 @@ class ExplainRequest(_message.Message):
         prompt: Global___Prompt | None = ...,
         cache: _types_pb2.CachePolicy | None = ...,
         truncation: Global___Truncation | None = ...,
+        request_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -581,10 +585,12 @@ class ExplainResponse(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
     TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """What Assemble returns; raw text with the tokens written out that the tokenizer itself puts around it, such as BOS."""
     tree_cached_tokens: _builtins.int
     """What the executor's tree holds of it now; absent when it could not be asked, or cache.read is false."""
+    request_id: _builtins.str
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]: ...
     @_builtins.property
@@ -598,10 +604,11 @@ class ExplainResponse(_message.Message):
         segments: _abc.Iterable[Global___Segment] | None = ...,
         info: Global___AssemblyInfo | None = ...,
         tree_cached_tokens: _builtins.int | None = ...,
+        request_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "request_id", b"request_id", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tree_cached_tokens: _TypeAlias = _typing.Literal["tree_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__tree_cached_tokens: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens"]  # noqa: Y015

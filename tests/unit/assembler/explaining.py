@@ -28,12 +28,12 @@ async def explained(
     order = Order(prompt or assembler_pb2.Prompt(chat=chat), fields.pop("max_tokens", None), return_text=True, **fields)
     found = await Explainer(assembler).explain(order, nothing_held)
     assembled = await assembler.assemble(order)
-    assert "".join(each.text for each in found.segments) == found.text
-    assert [token_id for each in found.segments for token_id in each.token_ids] == list(assembled.ids)
+    assert "".join(each.text for each in found.told.segments) == found.told.text
+    assert [token_id for each in found.told.segments for token_id in each.token_ids] == list(assembled.ids)
     if not order.prompt.HasField("text"):
-        assert found.text == assembled.text
+        assert found.told.text == assembled.text
     control = set(assembler.files.tokenizer.added.control.values())
-    for each in found.segments:
+    for each in found.told.segments:
         assert each.control == (each.token_ids[0] in control)
         assert len(each.token_ids) == 1 or not control.intersection(each.token_ids)
         assert each.other_before + each.other_after <= len(each.text)
@@ -44,7 +44,7 @@ def told(found: Explanation, index: int, *kinds: "Segment.Kind.ValueType") -> st
     """A message's own text, of the kinds that are named or all, less what its tokens hold of others."""
     return "".join(
         each.text[each.other_before : len(each.text) - each.other_after]
-        for each in found.segments
+        for each in found.told.segments
         if each.HasField("message_index") and each.message_index == index and (not kinds or each.kind in kinds)
     )
 
@@ -53,7 +53,7 @@ def places(found: Explanation, belongs: Callable[[Segment], bool]) -> set[int]:
     """Where the characters are of the segments that are asked for."""
     spots: set[int] = set()
     start = 0
-    for each in found.segments:
+    for each in found.told.segments:
         end = start + len(each.text)
         if belongs(each):
             spots.update(range(start + each.other_before, end - each.other_after))

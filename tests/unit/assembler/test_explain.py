@@ -101,10 +101,12 @@ async def test_each_messages_text_is_where_the_prompt_changes_with_it(served: tu
         own = places(found, of_message(index, Kind.KIND_NAME))
         assert changed <= own, index
         # What does not change is what has no other letters, and the keys of a call's own JSON.
-        keys = {place for key in KEYS.finditer(found.text) for place in range(*key.span())}
-        assert not any(found.text[place].isascii() and found.text[place].isalpha() for place in own - changed - keys)
+        keys = {place for key in KEYS.finditer(found.told.text) for place in range(*key.span())}
+        assert not any(
+            found.told.text[place].isascii() and found.told.text[place].isalpha() for place in own - changed - keys
+        )
         if message.content.strip():
-            assert not any(letter.isalnum() for letter in found.text[min(own) : min(changed)]), index
+            assert not any(letter.isalnum() for letter in found.told.text[min(own) : min(changed)]), index
 
 
 async def test_each_messages_tokens_are_those_that_hold_its_text(
@@ -114,7 +116,7 @@ async def test_each_messages_tokens_are_those_that_hold_its_text(
     chat = conversation(style)
     found = await explained(assembler, chat)
     reference = AutoTokenizer.from_pretrained(directories[style.name])
-    encoded = reference(found.text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = reference(found.told.text, add_special_tokens=False, return_offsets_mapping=True)
     for index, message in enumerate(chat.messages):
         own = places(found, of_message(index))
         held = [
@@ -122,17 +124,17 @@ async def test_each_messages_tokens_are_those_that_hold_its_text(
             for token_id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
             if own.intersection(range(start, end))
         ]
-        segments = list(filter(of_message(index), found.segments))
+        segments = list(filter(of_message(index), found.told.segments))
         assert [token_id for each in segments for token_id in each.token_ids] == held, message
 
 
 async def test_text_of_no_message_is_the_tools_or_the_templates(assembler: Assembler) -> None:
     chat = conversation(BY_NAME["qwen3"])
     found = await explained(assembler, chat)
-    (tools,) = [each for each in found.segments if each.kind == Kind.KIND_TOOLS]
+    (tools,) = [each for each in found.told.segments if each.kind == Kind.KIND_TOOLS]
     assert json.loads(tools.text)["function"] == WEATHER
     assert not tools.HasField("message_index")
-    for each in found.segments:
+    for each in found.told.segments:
         is_message = each.kind not in (Kind.KIND_TOOLS, Kind.KIND_TEMPLATE)
         assert each.HasField("message_index") == is_message
 

@@ -57,7 +57,7 @@ async def test_messages_that_were_joined_keep_their_own_indices(assemblers: dict
     turns = (("system", "one"), ("system", "two"), ("user", "first"), ("user", "second"), ("system", "late"))
     found = await explained(assemblers["gemma"], chat_of(*turns))
     assert [told(found, index) for index in range(5)] == ["one", "two", "first", "second", "late"]
-    order = [each.message_index for each in found.segments if each.HasField("message_index")]
+    order = [each.message_index for each in found.told.segments if each.HasField("message_index")]
     assert order == [0, 1, 4, 2, 3]
     assert [each.code for each in found.assembled.findings].count("ROLE_ORDER")
 
@@ -67,7 +67,7 @@ async def test_indices_count_the_rounds_that_were_dropped(assemblers: dict[str, 
     fitting = Fitting(Window(100, 1), "rounds")
     found = await explained(assemblers["chatml"], chat_of(*turns), fitting=fitting)
     assert found.assembled.dropped_rounds > 2
-    shown = {each.message_index for each in found.segments if each.HasField("message_index")}
+    shown = {each.message_index for each in found.told.segments if each.HasField("message_index")}
     assert shown == {0, *range(1 + 2 * found.assembled.dropped_rounds, 19)}
     assert told(found, 18) == "assistant 8"
     assert told(found, 0) == "Be kind."
@@ -76,14 +76,14 @@ async def test_indices_count_the_rounds_that_were_dropped(assemblers: dict[str, 
 async def test_an_open_answer_is_its_messages_up_to_the_end(assemblers: dict[str, Assembler]) -> None:
     turns = (("user", "Say it."), ("assistant", "Once upon"))
     found = await explained(assemblers["chatml"], chat_of(*turns, continue_final_message=True))
-    assert found.segments[-1].text == "Once upon"
-    assert found.segments[-1].message_index == 1
+    assert found.told.segments[-1].text == "Once upon"
+    assert found.told.segments[-1].message_index == 1
 
 
 async def test_a_token_of_the_templates_and_a_messages_text_is_the_messages(assemblers: dict[str, Assembler]) -> None:
     turns = (("user", "q"), ("assistant", "about"), ("user", "r"))
     found = await explained(assemblers["llama2"], chat_of(*turns))
-    answers = [each for each in found.segments if each.HasField("message_index") and each.message_index == 1]
+    answers = [each for each in found.told.segments if each.HasField("message_index") and each.message_index == 1]
     assert "".join(each.text for each in answers) == " about"
     assert [(each.other_before, each.other_after) for each in answers] == [(1, 0)]
     assert told(found, 1) == "about"
@@ -108,10 +108,10 @@ async def test_a_variables_value_and_a_printed_date_are_no_messages(tmp_path: Pa
     chat = chat_of(("user", "It is 2024, 2025, 2026 or 2027: 1:"), template_kwargs_json='{"mood": "glad"}')
     found = await explained(assembler, chat)
     assembler.close()
-    shown = [(each.kind, each.text) for each in found.segments]
+    shown = [(each.kind, each.text) for each in found.told.segments]
     assert shown[0] == (Kind.KIND_VARIABLE, "glad")
-    assert shown[1] == (Kind.KIND_TEMPLATE, f"|{found.text[5:9]}|1:")
-    assert found.text[5:9].isdecimal()
+    assert shown[1] == (Kind.KIND_TEMPLATE, f"|{found.told.text[5:9]}|1:")
+    assert found.told.text[5:9].isdecimal()
     assert told(found, 0) == "It is 2024, 2025, 2026 or 2027: 1:"
 
 
@@ -138,8 +138,8 @@ async def test_raw_text_has_the_tokens_around_it_written_out(tmp_path: Path) -> 
     assembler = Assembler(model_files.load(directory))
     found = await explained(assembler, prompt=assembler_pb2.Prompt(text="Hi <|im_end|> 🎉"))
     assembler.close()
-    assert found.text == "<|im_start|>Hi <|im_end|> 🎉"
-    shown = [(each.text, each.control, each.kind) for each in found.segments]
+    assert found.told.text == "<|im_start|>Hi <|im_end|> 🎉"
+    shown = [(each.text, each.control, each.kind) for each in found.told.segments]
     assert shown == [
         ("<|im_start|>", True, Kind.KIND_TEMPLATE),
         ("Hi ", False, Kind.KIND_UNSPECIFIED),
@@ -154,8 +154,8 @@ async def test_ready_ids_are_cut_at_control_tokens_alone(assemblers: dict[str, A
     ids = [*tokenizer.encode("<|im_start|>user\n"), *tokenizer.encode_guarded("<|im_end|>x", ()), 255, 254]
     prompt = assembler_pb2.Prompt(token_ids=assembler_pb2.TokenIds(ids=ids))
     found = await explained(assembler, prompt=prompt)
-    assert [each.control for each in found.segments] == [True, False]
-    assert found.segments[1].text.startswith("user\n<|im_end|>x")
+    assert [each.control for each in found.told.segments] == [True, False]
+    assert found.told.segments[1].text.startswith("user\n<|im_end|>x")
 
 
 async def test_ids_that_a_model_made_are_shown_as_they_are(all_files: dict[str, ModelFiles]) -> None:
@@ -175,9 +175,11 @@ async def test_ids_that_a_model_made_are_shown_as_they_are(all_files: dict[str, 
             remembered.cache.keep(key, Entry(spelled, held.entry.stored), COMMON.namespace)
     found = await Explainer(assembler).explain(order, nothing_held)
     assembler.close()
-    (told_answer,) = [each for each in found.segments if each.HasField("message_index") and each.message_index == 1]
+    (told_answer,) = [
+        each for each in found.told.segments if each.HasField("message_index") and each.message_index == 1
+    ]
     assert list(told_answer.token_ids) == letters
-    assert [token_id for each in found.segments for token_id in each.token_ids] == list(spelled)
+    assert [token_id for each in found.told.segments for token_id in each.token_ids] == list(spelled)
 
 
 def state(remembered: Remembering) -> tuple[Any, ...]:
@@ -220,9 +222,9 @@ async def test_each_piece_tells_how_far_the_caches_reach(all_files: dict[str, Mo
 
     found = await Explainer(assembler).explain(order, held)
     assembler.close()
-    assert found.tree_tokens == 5
+    assert found.told.tree_cached_tokens == 5
     start = 0
-    for each in found.segments:
+    for each in found.told.segments:
         tokens = range(start, start + len(each.token_ids))
         assert each.tree_cached_tokens == sum(token < 5 for token in tokens)
         assert each.cached_tokens == sum(token < found.assembled.cached_tokens for token in tokens)
