@@ -297,25 +297,49 @@ class Warning(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """Stable upper-case name: DYNAMIC_PREFIX, TOOL_RESULT_MISMATCH, ROLE_ORDER, UNSTABLE_HISTORY, CONTROL_TEXT, ..."""
     message: _builtins.str
     message_index: _builtins.int
     """Index of the message concerned, where one is."""
+    remedy: _builtins.str
+    """What to do about it."""
+    tokens: _builtins.int
+    """Tokens of this prompt that have to be computed again because of it: DYNAMIC_PREFIX, UNSTABLE_HISTORY. An estimate."""
+    start: _builtins.int
+    """Characters of the message's text that it is about, from `start` to before `end`: DYNAMIC_PREFIX."""
+    end: _builtins.int
     def __init__(
         self,
         *,
         code: _builtins.str | None = ...,
         message: _builtins.str | None = ...,
         message_index: _builtins.int | None = ...,
+        remedy: _builtins.str | None = ...,
+        tokens: _builtins.int | None = ...,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "message_index", b"message_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_message_index", b"_message_index", "_start", b"_start", "end", b"end", "message_index", b"message_index", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "code", b"code", "message", b"message", "message_index", b"message_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_message_index", b"_message_index", "_start", b"_start", "code", b"code", "end", b"end", "message", b"message", "message_index", b"message_index", "remedy", b"remedy", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
     _WhichOneofReturnType__message_index: _TypeAlias = _typing.Literal["message_index"]  # noqa: Y015
     _WhichOneofArgType__message_index: _TypeAlias = _typing.Literal["_message_index", b"_message_index"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__message_index) -> _WhichOneofReturnType__message_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
 
 Global___Warning: _TypeAlias = Warning  # noqa: Y015
 
