@@ -20,12 +20,13 @@ _TRIES: Final = 4
 class Asked(NamedTuple):
     """How a conversation is to be rendered. kwargs_json: the options' template variables as the caller wrote them.
 
-    namespace: whose beginnings may be known; None where nobody asks.
+    namespace: whose beginnings may be known; None where nobody asks. keeps: what is rendered is kept for later turns.
     """
 
     options: RenderOptions
     kwargs_json: str
     namespace: str | None
+    keeps: bool = True
 
 
 class Sheet(NamedTuple):
@@ -68,9 +69,11 @@ class Drafts:
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
-        rendered = self.renderer.render(conversation, asked.options)
         if asked.namespace is None:
+            rendered = self.renderer.render(conversation, asked.options)
             return Sheet(conversation, asked, rendered, Plan())
+        scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
+        rendered = self.renderer.render(conversation, asked.options, scope if asked.keeps else None)
         opening = self._openings.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, opening, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)

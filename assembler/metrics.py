@@ -7,8 +7,8 @@ Assembly hit rate, in requests and in tokens:
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -101,14 +101,9 @@ class AssemblerMetrics:
         if hit_tokens:
             self._hit_tokens[kind].inc(hit_tokens)
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Times what is done inside."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._stages[stage].observe(time.perf_counter() - started)
+        return _Timed(self._stages[stage])
 
     def evicted(self, count: int) -> None:
         """Entries went from the disk."""
@@ -157,10 +152,24 @@ class Uncounted(AssemblerMetrics):
     def prompt(self, tokens: int, hit_tokens: int, kind: Kind) -> None:
         """Nothing."""
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:  # noqa: ARG002 - none is timed
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:  # noqa: ARG002 - none is timed
         """Nothing."""
-        yield
+        return nullcontext()
+
+
+class _Timed(AbstractContextManager[None]):
+    """Observes how long what is done inside takes."""
+
+    __slots__ = ("_histogram", "_started")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._histogram.observe(time.perf_counter() - self._started)
 
 
 class Counts:

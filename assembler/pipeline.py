@@ -178,7 +178,7 @@ class Assembler:
             if without_rounds:
                 conversation = truncation.without(conversation, without_rounds)
             namespace = order.cache.namespace if order.cache.any else None
-            return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
+            return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace, order.cache.write))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
         with self._metrics.stage("render"):

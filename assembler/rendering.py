@@ -13,6 +13,7 @@ from assembler.order import OrderPolicy
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import Tokenizer
 from assembler.traced import blanked, plain
+from assembler.turns import Scope, Turns
 from shared.errors import HermesError, invalid_argument
 
 T = TypeVar("T")
@@ -45,7 +46,10 @@ class Renderer:
     ) -> None:
         self.template = template
         self._policy = policy
-        self._control = ControlText(tokenizer.added.control, tokenizer.added.texts, template.words)
+        self._turns = Turns()
+        self._control = ControlText(
+            tokenizer.added.control, tokenizer.added.texts, template.words, tokenizer.added.cuts.tokens
+        )
         self._tokenizer = tokenizer
         # A normalizer could make a control token of a caller's other letters.
         self._is_normalized = tokenizer.added.always
@@ -58,20 +62,23 @@ class Renderer:
         if problem is not None:
             _log.warning("prompts with control tokens in their texts are refused, because %s", problem)
 
-    def render(self, conversation: Conversation, options: RenderOptions) -> Rendered:
-        """Raises HermesError: what the template's check and render raise, CONTROL_TEXT, ROLE_ORDER or
-        TOOL_RESULT_MISMATCH."""
+    def render(self, conversation: Conversation, options: RenderOptions, scope: Scope | None = None) -> Rendered:
+        """scope: whose earlier turns may be gone on from, and the options as text; None for nobody's.
+
+        Raises HermesError: what the template's check and render raise, CONTROL_TEXT, ROLE_ORDER or
+        TOOL_RESULT_MISMATCH.
+        """
         self.template.check(conversation, options.kwargs)
         findings = order.findings(conversation)
         if self._policy.strict:
             order.refuse(findings)
         try:
-            reading = self._read(conversation, options)
+            reading = self._read(conversation, options, scope)
         except HermesError as error:
             if error.reason != "TEMPLATE_ERROR":
                 raise
             refusal = _Refusal(conversation, error)
-            reading = self._first_taken(refusal, lambda mended: self._read(mended, options))
+            reading = self._first_taken(refusal, lambda mended: self._read(mended, options, scope))
             findings.append(
                 Finding(ROLE_ORDER, "Messages were joined, because the model's chat template takes no such order.")
             )
@@ -81,10 +88,15 @@ class Renderer:
             reading = Reading(reading.text, tuple(self._control.tokens.found(reading.text)))
         return Rendered(reading, tuple(findings))
 
-    def _read(self, conversation: Conversation, options: RenderOptions) -> Reading:
-        rendered = self.template.render(self._control.trusted(conversation), options)
-        reading = self._control.read(rendered)
+    def _read(self, conversation: Conversation, options: RenderOptions, scope: Scope | None) -> Reading:
+        trusted = self._control.trusted(conversation)
+        told = None if scope is None else self._turns.find(scope, trusted)
+        page = self.template.write(trusted, options, told)
+        rendered = page.text
+        reading = self._control.read(rendered, page.again)
         if reading.live is None:
+            if scope is not None and page.told is not None:
+                self._turns.keep(scope, trusted, page.told, told)
             if (
                 self._refuses
                 and self._is_normalized

@@ -68,10 +68,6 @@ class AssemblyCache:
         if self._disk is not None:
             await asyncio.to_thread(self._disk.close)
 
-    async def find(self, key: bytes, namespace: str) -> Hit | None:
-        """The entry under a key, in memory or on disk."""
-        return self.recall([key]) or await self.fetch([key], namespace)
-
     def recall(self, keys: Iterable[bytes]) -> Hit | None:
         """The entry in memory under the first of the keys that has one there. May be called from any thread."""
         for key in keys:
