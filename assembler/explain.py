@@ -69,7 +69,10 @@ class Explainer:
             conversation, options = self._assembler.conversation(chat), options_of(chat, order.now)
             return signing.read(renderer.signed, conversation, options, kept, renderer.reasoning)
 
-        origins = await self._assembler.bench.paced(chat.ByteSize(), len(chat.messages), self._pace, work)
+        length = chat.ByteSize(), len(chat.messages)
+        origins = await self._assembler.bench.lasting(
+            self._pace.seconds(*length), lambda: self._pace.timed(*length, work)
+        )
         if origins.text == assembled.text:
             return origins
         _log.warning("the model's chat template writes another text each time, so its parts cannot be told")

@@ -194,16 +194,20 @@ async def test_a_look_leaves_no_trace_and_sees_what_an_assembly_would_get(all_fi
     remembered = remembering()
     assembler = remembered.assembler(all_files["chatml"])
     system = ("system", "You are kind. " * 40)
-    first = Order(prompt_of(system, ("user", "one")), None, cache=COMMON)
-    second = Order(prompt_of(system, ("user", "one"), ("assistant", "1"), ("user", "two")), None, cache=COMMON)
+    turns = (system, ("user", "one"), ("assistant", "1"), ("user", "two"))
+    first = Order(prompt_of(*turns), None, cache=COMMON)
+    second = Order(prompt_of(*turns, ("assistant", "2"), ("user", "three")), None, cache=COMMON)
     unknown = Order(prompt_of(("user", "else")), None, cache=COMMON)
     await assembler.assemble(first)
     await assembler.assemble(Order(prompt_of(("user", "later")), None, cache=COMMON))
-    before = state(remembered)
+    rendered = assembler.renderer(first.prompt.chat)._turns._kept
+    before, told_before = state(remembered), list(rendered.items())
+    assert told_before
     exact, beginning, none = [
         await Explainer(assembler).explain(order, nothing_held) for order in (first, second, unknown)
     ]
     assert state(remembered) == before
+    assert list(rendered.items()) == told_before
     assert exact.assembled.cached_tokens == len(exact.assembled.ids)
     assert none.assembled.cached_tokens == 0
     assembled = await assembler.assemble(second)
