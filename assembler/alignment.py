@@ -38,9 +38,9 @@ class Alignment:
         self._control = {token_id: text for text, token_id in tokenizer.added.control.items()}
         # The last one stands for ids that models have, for padding, above the tokenizer's last.
         spelled = (*tokenizer.vocabulary.token_bytes, b"")
-        self._sizes = array("L", map(len, spelled))
+        self._sizes = array("I", map(len, spelled))
         # Characters are counted where they begin.
-        self._characters = array("L", (len(each.translate(None, _CONTINUATION)) for each in spelled))
+        self._characters = array("I", (len(each.translate(None, _CONTINUATION)) for each in spelled))
 
     def control(self, token_id: int) -> str | None:
         """The text of a control token; None where the id is none."""
