@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from assembler.clock import Clock
 from assembler.messages import Conversation, Message, Role
+from assembler.signed_json import told
 from assembler.templates import (
     RenderOptions,
     bad_kwarg,
@@ -27,6 +28,10 @@ from shared.errors import StartupError, invalid_argument
 # Special tokens that a table may have in its texts, by the names that the tokenizer has for them.
 _NAMED: Final = ("bos_token", "eos_token")
 _LINE_END: Final = written("\n")
+# Around a call's name and its arguments.
+_CALL_NAME: Final = written('{"name": ')
+_CALL_ARGUMENTS: Final = written(', "arguments": ')
+_CALL_END: Final = written("}")
 
 _Text: TypeAlias = Annotated[str, AfterValidator(written)]
 
@@ -182,7 +187,7 @@ class DeclaredTemplate:
             return ""
         arguments = call.text if call.arguments is None else _json(call.arguments)
         tags = self._format.tools.call
-        return joined([tags.open, f'{{"name": {_json(call.name)}, "arguments": {arguments}}}', tags.close])
+        return joined([tags.open, _CALL_NAME, _json(call.name), _CALL_ARGUMENTS, arguments, _CALL_END, tags.close])
 
     def _results(self, results: list[str]) -> str:
         tags = self._tags(Role.TOOL)
@@ -192,7 +197,7 @@ class DeclaredTemplate:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return told(value, json.dumps(value, ensure_ascii=False))
 
 
 def _filled(value: Any, named_tokens: Mapping[str, str]) -> Any:

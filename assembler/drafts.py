@@ -17,12 +17,13 @@ from shared.errors import HermesError
 class Asked(NamedTuple):
     """How a conversation is to be rendered. kwargs_json: the options' template variables as the caller wrote them.
 
-    namespace: whose beginnings may be known; None where nobody asks.
+    namespace: whose beginnings may be known; None where nobody asks. keeps: what is rendered is kept for later turns.
     """
 
     options: RenderOptions
     kwargs_json: str
     namespace: str | None
+    keeps: bool = True
 
 
 class Sheet(NamedTuple):
@@ -57,7 +58,7 @@ class Drafts:
 
     def __init__(self, renderer: Renderer, beginnings: Beginnings, splicer: Splicer) -> None:
         self.template = renderer.template
-        self._renderer = renderer
+        self.renderer = renderer
         self._beginnings = beginnings
         self._splicer = splicer
         self._frames = Frames(renderer.template, beginnings.closing)
@@ -66,10 +67,10 @@ class Drafts:
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
         if asked.namespace is None:
-            rendered = self._renderer.render(conversation, asked.options)
+            rendered = self.renderer.render(conversation, asked.options)
             return Sheet(conversation, asked, rendered, Plan())
         scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
-        rendered = self._renderer.render(conversation, asked.options, scope)
+        rendered = self.renderer.render(conversation, asked.options, scope if asked.keeps else None)
         frame = self._frames.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, frame, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)

@@ -59,6 +59,11 @@ class Guard:
         ids: _TokenIds = array("I", encoding.ids)
         return array("I", (self._ids.get(token_id, token_id) for token_id in ids)) if self._ids else ids
 
+    def spans(self, text: str) -> tuple[_TokenIds, list[tuple[int, int]]]:
+        """Ids of a text in which no control token counts, and from where to where in the text each of them is."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return array("I", (self._ids.get(token_id, token_id) for token_id in encoding.ids)), encoding.offsets
+
     def encode_all_live(self, text: str) -> _TokenIds:
         """Ids of a text in which every control token counts: those that the tokenizer itself would give."""
         return self.encode(text, tuple(self.tokens.found(text)))

@@ -8,7 +8,7 @@ Assembly hit rate, in requests and in tokens:
 
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -144,6 +144,26 @@ class AssemblerMetrics:
         """What all processes together have counted; reads files where there are several, which takes milliseconds."""
         registry = self._registry if self._processes is None else of_processes(self._processes)
         return Counts([sample for metric in registry.collect() for sample in metric.samples])
+
+
+class Uncounted(AssemblerMetrics):
+    """Where what an assembly does counts for nothing, because somebody only looks."""
+
+    def __init__(self) -> None:
+        """Makes none of the metrics."""
+
+    def looked_up(self, result: Result) -> None:
+        """Nothing."""
+
+    def looked_for_beginning(self, result: Result) -> None:
+        """Nothing."""
+
+    def prompt(self, tokens: int, hit_tokens: int, kind: Kind) -> None:
+        """Nothing."""
+
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:  # noqa: ARG002 - none is timed
+        """Nothing."""
+        return nullcontext()
 
 
 class _Timed(AbstractContextManager[None]):

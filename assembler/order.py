@@ -9,10 +9,11 @@ from typing import Final, TypeAlias
 from assembler.findings import ROLE_ORDER, TOOL_RESULT_MISMATCH, Finding
 from assembler.messages import Conversation, Message, Role
 from assembler.tools import ToolCall
+from assembler.traced import written
 from shared.errors import invalid_argument
 
 # Between texts that become one: a paragraph's end, which says that something new begins.
-_BLANK_LINE: Final = "\n\n"
+_BLANK_LINE: Final = written("\n\n")
 
 
 # What is odd about a role after the one before it, None at the beginning.

@@ -1,6 +1,7 @@
 """What is asked of the assembler, and what comes of it."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from assembler.drafts import Origin
@@ -29,13 +30,16 @@ _REFUSED: Final = Fitting()
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A prompt to assemble. max_tokens: it may have this many; None is no limit."""
+    """A prompt to assemble. max_tokens: it may have this many; None is no limit. now: the time that it may print; else
+    that of its assembly.
+    """
 
     prompt: assembler_pb2.Prompt
     max_tokens: int | None
     return_text: bool = False
     fitting: Fitting = _REFUSED
     cache: CacheUse = NONE
+    now: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
 import asyncio
+import copy
 import logging
 import time
 from array import array
@@ -57,6 +58,26 @@ class Assembler:
     def close(self) -> None:
         self._bench.close()
 
+    def looking(self) -> "Assembler":
+        """The same assembler for one who only looks: its assemblies leave no trace in the cache and the metrics."""
+        onlooker = copy.copy(self)
+        onlooker._recall = self._recall.looking()
+        onlooker._metrics = onlooker._recall.metrics
+        return onlooker
+
+    @property
+    def bench(self) -> Workbench:
+        """Where what is long is to be worked on."""
+        return self._bench
+
+    def renderer(self, chat: assembler_pb2.Chat) -> Renderer:
+        """What renders a chat. Raises HermesError NO_CHAT_TEMPLATE."""
+        return self._drafts_for(chat).renderer
+
+    def conversation(self, chat: assembler_pb2.Chat) -> Conversation:
+        """A chat as `assemble` reads it; raises the same."""
+        return messages.canonical(chat, self._policies.unknown_role)
+
     async def assemble(self, order: Order) -> Assembled:
         """The prompt's token ids. Raises HermesError for everything that is wrong with the prompt."""
         started = time.perf_counter()
@@ -111,7 +132,7 @@ class Assembler:
     async def _chat(self, order: Order) -> _Made:
         """A chat's prompt, from the cache or made anew."""
         drafts = self._drafts_for(order.prompt.chat)
-        now = datetime.now()  # noqa: DTZ005 - templates print the local date
+        now = order.now or datetime.now()  # noqa: DTZ005 - templates print the local date
         version, printed = drafts.template.version, drafts.template.clock.printed(now)
         key = await self._key(order, order.fitting.asked, printed)
         entry = await self._looked_up(key, order)
@@ -178,17 +199,12 @@ class Assembler:
         chat = order.prompt.chat
 
         def work() -> Sheet:
-            options = templates.render_options(
-                add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
-                continue_final_message=chat.continue_final_message,
-                kwargs_json=chat.template_kwargs_json,
-                now=now,
-            )
+            options = templates.options_of(chat, now)
             conversation = messages.canonical(chat, self._policies.unknown_role)
             if without_rounds:
                 conversation = truncation.without(conversation, without_rounds)
             namespace = order.cache.namespace if order.cache.any else None
-            return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace))
+            return drafts.sheet(conversation, Asked(options, chat.template_kwargs_json, namespace, order.cache.write))
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
         with self._metrics.stage("render"):

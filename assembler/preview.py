@@ -40,11 +40,7 @@ def preview(chat: assembler_pb2.Chat, template: str, model: Path | None) -> Prev
     if model is None:
         chosen = template_files.read(template, _NAMED)
         conversation = messages.canonical(chat, "error")
-        options = templates.render_options(
-            add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
-            continue_final_message=chat.continue_final_message,
-            kwargs_json=chat.template_kwargs_json,
-        )
+        options = templates.options_of(chat)
         chosen.check(conversation, options.kwargs)
         return Preview(chosen.render(conversation, options), None, chosen.version, [])
     assembler = Assembler(model_files.load(model, template))

@@ -1,5 +1,6 @@
 """What was assembled before, as the pipeline asks for it: whole prompts and beginnings, counted as they are found."""
 
+import copy
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Self
@@ -11,7 +12,7 @@ from assembler.cache.cache import AssemblyCache, Hit
 from assembler.cache.entry import Entry
 from assembler.cache.key import Keys
 from assembler.cache.memory import MemoryTier
-from assembler.metrics import AssemblerMetrics
+from assembler.metrics import AssemblerMetrics, Uncounted
 from assembler.tokenizer import TokenIds
 
 # To look on disk takes about as long as to tokenize so many characters (0.1 ms; 0.3 µs a token): not for fewer.
@@ -57,6 +58,12 @@ class Recall:
         metrics = AssemblerMetrics("", CollectorRegistry())
         memory = MemoryTier(max_bytes=0, max_age=0, on_evict=metrics.forgotten)
         return cls(AssemblyCache(memory), metrics, server_facts=(), text_facts=())
+
+    def looking(self) -> Self:
+        """The same for one who only looks: nothing is kept, counted or moved."""
+        onlooker = copy.copy(self)
+        onlooker._cache, onlooker.metrics = self._cache.looking(), Uncounted()
+        return onlooker
 
     def key(self, prompt: bytes, use: CacheUse, *fields: str | None) -> bytes | None:
         """The key of a whole prompt, as the caller's message has it; None for one that cannot be kept.

@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from assembler import order
 from assembler.control import ControlText, Reading
@@ -17,6 +18,7 @@ from assembler.traced import blanked, plain
 from assembler.turns import Scope, Turns
 from shared.errors import HermesError, invalid_argument
 
+T = TypeVar("T")
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
 
 _log: Final = logging.getLogger(__name__)
@@ -89,7 +91,8 @@ class Renderer:
         except HermesError as error:
             if error.reason != "TEMPLATE_ERROR":
                 raise
-            reading = self._mended(_Refusal(conversation, error), options, scope)
+            refusal = _Refusal(conversation, error)
+            reading = self._first_taken(refusal, lambda mended: self._read(mended, options, scope))
             findings.append(
                 Finding(ROLE_ORDER, "Messages were joined, because the model's chat template takes no such order.")
             )
@@ -127,15 +130,32 @@ class Renderer:
             raise self._refusal(conversation, options)
         return reading
 
+    @property
+    def reasoning(self) -> frozenset[str]:
+        """Control tokens that count in answers and reasoning, because the model wrote them there."""
+        return self._control.reasoning
+
+    def signed(self, conversation: Conversation, options: RenderOptions) -> str:
+        """The text that `render` makes of a conversation, whose texts tell where they are from; raises the same."""
+        try:
+            return self.template.render(conversation, options)
+        except HermesError as error:
+            if error.reason != "TEMPLATE_ERROR":
+                raise
+            return self._first_taken(
+                _Refusal(conversation, error), lambda mended: self.template.render(mended, options)
+            )
+
     def _counted(self, text: str) -> list[int]:
         """The control tokens that count where the whole text is encoded."""
         ids = frozenset(self._tokenizer.added.control.values())
         return [token_id for token_id in self._tokenizer.encode(text) if token_id in ids]
 
-    def _mended(self, refusal: _Refusal, options: RenderOptions, scope: Scope | None) -> Reading:
+    def _first_taken(self, refusal: _Refusal, attempt: Callable[[Conversation], T]) -> T:
+        """What comes of the first mended form that the template takes."""
         for mended in order.mends(refusal.conversation, self._policy):
             try:
-                return self._read(mended, options, scope)
+                return attempt(mended)
             except HermesError as error:
                 if error.reason != "TEMPLATE_ERROR":
                     raise

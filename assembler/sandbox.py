@@ -14,6 +14,7 @@ from assembler import apart, render_limits, traced, turns
 from assembler.jinja_code import TracingGenerator
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
 from assembler.render_limits import check_padding, check_size, check_text, check_time, checked
+from assembler.signed_json import told
 from assembler.traced import Traced, TracedMarkup, own_of
 
 # What a loop tells of its place, which nothing guards.
@@ -243,9 +244,10 @@ def _to_json(
     check_text(value)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     check_size(len(text))
-    return text
+    return told(value, text, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
 
 
 def _strftime_now(pattern: str) -> str:
     render_limits.check_operands("%", pattern, None)  # the C library knows widths too
-    return render_limits.now().strftime(pattern)
+    text = render_limits.now().strftime(pattern)
+    return traced.written(text) if isinstance(pattern, Traced) and 0 not in own_of(pattern) else text

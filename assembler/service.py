@@ -14,19 +14,23 @@ from assembler.answer import Answer, joined
 from assembler.answer_format import AnswerFormats
 from assembler.cache.cache import AssemblyCache
 from assembler.detokenizer import StopRule
+from assembler.explain import Explainer
 from assembler.findings import as_warnings
 from assembler.metrics import AssemblerMetrics
 from assembler.orders import Assembled, Fitting, Order
 from assembler.pipeline import Assembler
 from assembler.recall import CacheUse
+from assembler.tokenizer import TokenIds
 from assembler.truncation import Window
 from assembler.upstream import Job, Upstream
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
 from shared.durations import duration
-from shared.errors import HermesError, invalid_argument, unimplemented
+from shared.errors import HermesError, invalid_argument
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-_Request: TypeAlias = assembler_pb2.AssembleRequest | assembler_pb2.AssemblerGenerateRequest
+_Request: TypeAlias = (
+    assembler_pb2.AssembleRequest | assembler_pb2.AssemblerGenerateRequest | assembler_pb2.ExplainRequest
+)
 
 _ROUNDS: Final = assembler_pb2.Truncation.MODE_ROUNDS
 _MODES: Final = (assembler_pb2.Truncation.MODE_UNSPECIFIED, assembler_pb2.Truncation.MODE_REJECT, _ROUNDS)
@@ -53,6 +57,7 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         answer_reserve: tokens of the context that chats are cut short for. caches: False where nothing is remembered.
         """
         self._assembler = assembler
+        self._explainer = Explainer(assembler)
         self._upstream = upstream
         self._formats = formats
         self._model_name = model_name
@@ -94,7 +99,18 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
                 yield event
 
     async def Explain(self, request: assembler_pb2.ExplainRequest, context: Context) -> assembler_pb2.ExplainResponse:
-        raise _not_yet("Explain")
+        order = self._order(request, return_text=True)
+        policy = request.cache
+
+        async def held(ids: TokenIds) -> int | None:
+            if policy.HasField("read") and not policy.read:
+                return None
+            return await self._upstream.held(ids, policy.namespace, context.time_remaining())
+
+        explained = await self._explainer.explain(order, held)
+        explained.told.request_id = _request_id(request)
+        explained.told.info.CopyFrom(self._info(explained.assembled))
+        return explained.told
 
     def _order(self, request: _Request, *, return_text: bool) -> Order:
         self._check_model(request.model)
@@ -205,7 +221,3 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 def _bad_truncation(field: str, problem: str) -> HermesError:
     return invalid_argument("BAD_TRUNCATION", f"{problem}: set mode to MODE_ROUNDS, or leave it out.", field=field)
-
-
-def _not_yet(what: str) -> HermesError:
-    return unimplemented("NOT_SUPPORTED_YET", f"This server does not support {what} yet.", field=what)

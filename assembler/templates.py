@@ -13,6 +13,7 @@ from assembler.clock import Clock
 from assembler.messages import Conversation
 from assembler.turns import Page, Told
 from assembler.words import Words
+from hermes.v1 import assembler_pb2
 from shared.errors import HermesError, invalid_argument
 
 # Templates may quote what the caller sent; errors are sentences, not prompts.
@@ -71,6 +72,16 @@ def render_options(
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=continue_final_message,
         kwargs=_kwargs(kwargs_json),
+        now=now,
+    )
+
+
+def options_of(chat: assembler_pb2.Chat, now: datetime | None = None) -> RenderOptions:
+    """As `render_options`, from a caller's chat."""
+    return render_options(
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
+        continue_final_message=chat.continue_final_message,
+        kwargs_json=chat.template_kwargs_json,
         now=now,
     )
 

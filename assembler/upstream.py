@@ -43,6 +43,9 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+# For a look into the tree, which a busy engine takes between two steps; without it the rest can be told.
+_MATCH_SECONDS: Final = 2.0
+
 _Event: TypeAlias = executor_pb2.ExecutorGenerateResponse
 _Call: TypeAlias = grpc.aio.StreamStreamCall[
     executor_pb2.ExecutorGenerateRequest, executor_pb2.ExecutorGenerateResponse
@@ -152,6 +155,22 @@ class Upstream:
         """Raises HermesError EXECUTOR_UNAVAILABLE or TOKENIZER_MISMATCH where no answer can be had now."""
         if self._model is None:
             raise self._refusal
+
+    async def held(self, ids: TokenIds, namespace: str, seconds: float | None) -> int | None:
+        """How many of a prompt's tokens the executor's tree has; None where it cannot be asked.
+
+        seconds: what is left of the caller's deadline, None without one; half of it is left for the caller.
+        """
+        if self._model is None:
+            return None
+        request = executor_pb2.MatchPrefixRequest(namespace=namespace)
+        packed.add(request, "token_ids", ids)
+        timeout = _MATCH_SECONDS if seconds is None else min(_MATCH_SECONDS, seconds / 2)
+        try:
+            return (await self._stub.MatchPrefix(request, timeout=timeout)).cached_tokens
+        except grpc.aio.AioRpcError as error:
+            _log.info("executor %s does not tell what its tree has (%s)", self._address, error.code().name)
+            return None
 
     @contextlib.asynccontextmanager
     async def generate(self, job: Job) -> AsyncIterator[Run]:

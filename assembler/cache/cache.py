@@ -91,6 +91,10 @@ class AssemblyCache:
         if self._disk is not None:
             self._disk.put(key, entry, tag)
 
+    def looking(self) -> "Onlooker":
+        """The same entries for one who only looks."""
+        return Onlooker(self._memory, self._disk)
+
     async def flush(self, namespace: str | None) -> int:
         """Removes the entries of a namespace, or all, here and in every process that shares the cache.
 
@@ -162,6 +166,24 @@ class AssemblyCache:
     def on_disk(self) -> Sizes:
         """What was on disk a moment ago, of all processes together."""
         return Sizes(0, 0) if self._disk is None else self._disk.sizes
+
+
+class Onlooker(AssemblyCache):
+    """Finds what a cache has, and changes nothing: no entry comes, moves from disk to memory, or is used later."""
+
+    def recall(self, keys: Iterable[bytes]) -> Hit | None:
+        for key in keys:
+            entry = self._memory.peek(key)
+            if entry is not None:
+                return Hit(key, entry, Tier.MEMORY)
+        return None
+
+    async def fetch(self, keys: Sequence[bytes], namespace: str) -> Hit | None:  # noqa: ARG002 - keeps nothing for it
+        found = None if self._disk is None or not keys else await self._disk.get(keys)
+        return None if found is None else Hit(found.key, found.entry, Tier.DISK)
+
+    def keep(self, key: bytes, entry: Entry, namespace: str) -> None:
+        """Nothing."""
 
 
 def _unavailable(why: str) -> HermesError:

@@ -40,6 +40,12 @@ class MemoryTier:
             self._held.move_to_end(key)
             return held.entry
 
+    def peek(self, key: bytes) -> Entry | None:
+        """As `get`, but what is used least stays so, and what is too old stays there."""
+        with self._lock:
+            held = self._held.get(key)
+        return held.entry if held is not None and held.entry.is_good(self._max_age) else None
+
     def put(self, key: bytes, entry: Entry, tag: str) -> None:
         """Keeps an entry, unless it alone is larger than all may be."""
         if entry.size > self._max_bytes:

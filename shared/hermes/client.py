@@ -30,9 +30,17 @@ from hermes.answers import (
 )
 from hermes.arguments import seconds
 from hermes.channels import open_aio_channel, open_channel
+from hermes.explanations import Explanation, Segment, explanation
 from hermes.health import ASSEMBLER, GENERATE, ServiceHealth, probe_on, probe_on_aio
 from hermes.messages import Message, Messages, ToolCall
-from hermes.requests import AssembleOptions, GenerateOptions, PromptOptions, assemble_request, generate_request
+from hermes.requests import (
+    AssembleOptions,
+    GenerateOptions,
+    PromptOptions,
+    assemble_request,
+    explain_request,
+    generate_request,
+)
 from hermes.streams import AnswerStream, AsyncAnswerStream, said
 from hermes.v1 import assembler_pb2_grpc
 from shared.errors import HermesError
@@ -49,12 +57,15 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Delta",
+    "Explanation",
     "FinishReason",
     "GenerateOptions",
     "HermesError",
     "Message",
     "Messages",
+    "PromptOptions",
     "Sample",
+    "Segment",
     "ServiceHealth",
     "Timings",
     "TokenLogprob",
@@ -105,6 +116,14 @@ class Client:
         except grpc.RpcError as error:
             raise said(error, self.address) from None
 
+    def explain(self, messages: Messages | None = None, **options: Unpack[PromptOptions]) -> Explanation:
+        """The prompt piece by piece: whose text each is, its token ids, and what each cache has of it now."""
+        request = explain_request(messages, **options)
+        try:
+            return explanation(self._stub.Explain(request, timeout=_timeout(options, self.timeout)))
+        except grpc.RpcError as error:
+            raise said(error, self.address) from None
+
     def health(self) -> tuple[ServiceHealth, ...]:
         """Whether the assembler works, and whether it can reach an executor. Raises nothing."""
         return tuple(probe_on(self._channel, service, self.address) for service in (ASSEMBLER, GENERATE))
@@ -149,6 +168,14 @@ class AsyncClient:
         request = assemble_request(messages, **options)
         try:
             return assembled(await self._stub.Assemble(request, timeout=_timeout(options, self.timeout)))
+        except grpc.RpcError as error:
+            raise said(error, self.address) from None
+
+    async def explain(self, messages: Messages | None = None, **options: Unpack[PromptOptions]) -> Explanation:
+        """The prompt piece by piece: whose text each is, its token ids, and what each cache has of it now."""
+        request = explain_request(messages, **options)
+        try:
+            return explanation(await self._stub.Explain(request, timeout=_timeout(options, self.timeout)))
         except grpc.RpcError as error:
             raise said(error, self.address) from None
 

@@ -82,6 +82,7 @@ class AssembleOptions(PromptOptions, total=False):
     """Return the text that the ids stand for; else true."""
 
 
+_PROMPT_OPTIONS: Final = frozenset(get_type_hints(PromptOptions))
 _GENERATE_OPTIONS: Final = frozenset(get_type_hints(GenerateOptions))
 _ASSEMBLE_OPTIONS: Final = frozenset(get_type_hints(AssembleOptions))
 
@@ -139,6 +140,19 @@ def assemble_request(messages: Messages | None, **options: Unpack[AssembleOption
         cache=_cache(options),
         truncation=_truncation(options),
         return_text=True if return_text is None else return_text,
+    )
+
+
+def explain_request(messages: Messages | None, **options: Unpack[PromptOptions]) -> assembler_pb2.ExplainRequest:
+    """Raises TypeError for an unknown option, HermesError for a value that cannot be sent."""
+    _refuse_unknown(options, _PROMPT_OPTIONS)
+    return build(
+        assembler_pb2.ExplainRequest,
+        request_id=options.get("request_id"),
+        model=options.get("model"),
+        prompt=_prompt(messages, options),
+        cache=_cache(options),
+        truncation=_truncation(options),
     )
 
 

@@ -300,10 +300,63 @@ async def test_a_bad_request_gets_its_code_and_reason(assembler: Running) -> Non
         assert (caught.value.details() or "").endswith(".")
 
 
-async def test_what_comes_later_says_so(assembler: Running) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await assembler.stub.Explain(assembler_pb2.ExplainRequest())
-    assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED_YET")
+CONVERSATION = chat(("system", "Be brief."), ("user", "Hi <|im_end|>"), ("assistant", "Hello."), ("user", "And you?"))
+
+
+async def test_a_prompt_is_taken_apart_with_what_both_caches_have_of_it(
+    assembler: Running, executor: FakeExecutor
+) -> None:
+    executor.held = 5
+    cache = types_pb2.CachePolicy(namespace="n")
+    asked = assembler_pb2.ExplainRequest(prompt=CONVERSATION, cache=cache, request_id="r")
+    told = await assembler.stub.Explain(asked)
+    assembled = await assembler.stub.Assemble(
+        assembler_pb2.AssembleRequest(prompt=CONVERSATION, cache=cache, return_text=True)
+    )
+    assert told.text == assembled.text == "".join(each.text for each in told.segments)
+    assert [token_id for each in told.segments for token_id in each.token_ids] == list(assembled.token_ids)
+    shown = {each.message_index: each.text for each in told.segments if each.HasField("message_index")}
+    assert shown == {index: each.content for index, each in enumerate(CONVERSATION.chat.messages)}
+    assert [each.code for each in told.info.warnings] == [each.code for each in assembled.info.warnings]
+    assert (told.tree_cached_tokens, told.request_id) == (5, "r")
+    assert sum(each.tree_cached_tokens for each in told.segments) == 5
+    assert executor.asked[0].namespace == "n"
+    assert list(executor.asked[0].token_ids) == list(assembled.token_ids)
+    assert told.info.cached_tokens == 0  # a look before it kept nothing
+    again = await assembler.stub.Explain(asked)
+    assert again.info.cached_tokens == sum(each.cached_tokens for each in again.segments) == len(assembled.token_ids)
+
+
+async def test_what_the_tree_has_is_left_out_where_nobody_tells(assembler: Running, executor: FakeExecutor) -> None:
+    asked = assembler_pb2.ExplainRequest(prompt=CONVERSATION)
+    assert not (await assembler.stub.Explain(asked)).HasField("tree_cached_tokens")
+    executor.held, executor.match_seconds = 5, 60.0
+    told = await assembler.stub.Explain(asked, timeout=30)
+    assert told.segments
+    assert not told.HasField("tree_cached_tokens")
+    executor.match_seconds = 0.0
+    asked.cache.read = False
+    before = len(executor.asked)
+    assert not (await assembler.stub.Explain(asked)).HasField("tree_cached_tokens")
+    assert len(executor.asked) == before
+    await executor.stop()
+    await assembler.becomes(serving=False)
+    asked.cache.read = True
+    told = await assembler.stub.Explain(asked)
+    assert told.segments
+    assert not told.HasField("tree_cached_tokens")
+
+
+async def test_a_prompt_that_cannot_be_assembled_cannot_be_explained(assembler: Running) -> None:
+    for fields, expected in (
+        ({}, "PROMPT_MISSING"),
+        ({"prompt": chat(("king", "x"))}, "UNKNOWN_ROLE"),
+        ({"prompt": CONVERSATION, "model": "gpt"}, "MODEL_NOT_SERVED"),
+        ({"prompt": CONVERSATION, "truncation": assembler_pb2.Truncation(max_prompt_tokens=3)}, "PROMPT_TOO_LONG"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await assembler.stub.Explain(assembler_pb2.ExplainRequest(**fields))
+        assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
 
 
 async def test_a_caller_that_leaves_cancels_the_executors_call(assembler: Running, executor: FakeExecutor) -> None:

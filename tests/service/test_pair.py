@@ -8,6 +8,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import ANY
 
 import grpc
 import pytest
@@ -110,6 +112,34 @@ def test_the_tree_holds_an_answer_to_its_end_however_its_tokens_were_chosen(clie
             continue
         assert client.chat(turns, max_tokens=1).usage.cached_tokens > end - 1 - MIN_COPY_TOKENS
     assert changed > 0
+
+
+def test_a_look_at_a_prompt_tells_what_the_tree_has_of_it_and_changes_nothing(client, executor):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is Faro?"}]
+    before = client.explain(messages, namespace="looked at")
+    assert before.tree_cached_tokens == 0
+    answer = client.chat(messages, namespace="looked at", temperature=0, max_tokens=20)
+    messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And Braga?"}]
+    found = client.explain(messages, namespace="looked at")
+    with executor.channel() as channel:
+        request = executor_pb2.MatchPrefixRequest(token_ids=found.token_ids, namespace="looked at")
+        matched = executor_pb2_grpc.ExecutorStub(channel).MatchPrefix(request).cached_tokens
+    assert found.tree_cached_tokens == matched == sum(each.tree_cached_tokens for each in found.segments)
+    assert 100 < matched < len(found.token_ids)
+    texts = {each.message_index: each.text for each in found.segments if each.message_index is not None}
+    assert texts == {index: message["content"] for index, message in enumerate(messages)}
+    assert client.explain(messages, namespace="looked at") == replace(found, request_id=ANY, info=ANY)
+    # An answer takes from both caches what was told.
+    second = client.chat(messages, namespace="looked at", temperature=0, max_tokens=5)
+    assert second.usage.cached_tokens == matched
+    assert second.info.cached_tokens == found.info.cached_tokens > 0
+
+
+def test_the_command_line_shows_a_prompt_in_pieces(assembler):
+    shown = hermes("explain", "What is the capital of France?", "--address", assembler.address)
+    assert shown.returncode == 0
+    assert "0 user        What is the capital of France?\n" in shown.stdout
+    assert "assembly cache  " in shown.stdout
 
 
 def test_what_streams_is_what_is_answered_whole(client):

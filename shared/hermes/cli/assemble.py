@@ -9,9 +9,10 @@ import typer
 from google.protobuf import json_format
 
 from hermes.cli import options as opt
-from hermes.cli.console import err, fail, json_of_info, note, out, print_json, text_or_stdin, warn_about
+from hermes.cli.console import err, fail, json_of_info, note, out, print_json, warn_about
+from hermes.cli.prompts import Given, given
 from hermes.client import DEFAULT_ADDRESS, Client
-from hermes.messages import chat_messages
+from hermes.messages import chat_messages, chat_tools
 from hermes.v1 import assembler_pb2
 
 # Of a prompt that is shown in short, from either end.
@@ -19,10 +20,14 @@ _SHOWN_CHARACTERS: Final = 200
 
 
 def assemble(
-    message: Annotated[str, typer.Argument(help="A user message; - reads it from standard input.")],
+    message: opt.UserMessage = None,
     *,
     system: opt.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take the message as raw text, without a chat template.")] = False,
+    conversation: opt.Conversation = None,
+    tools: opt.Tools = None,
+    raw: opt.Raw = False,
+    namespace: opt.Namespace = None,
+    max_prompt_tokens: opt.MaxPromptTokens = None,
     head_tail: Annotated[
         bool, typer.Option("--head-tail", help="Show only the first and the last characters of a long prompt.")
     ] = False,
@@ -44,18 +49,26 @@ def assemble(
     tls_ca: opt.TlsCa = None,
 ) -> None:
     """Show the token ids and the text that a message becomes."""
-    if raw and system is not None:
-        fail("--raw takes the text as it is, so there is no place for --system.", code=2)
-    text = text_or_stdin(message)
+    if template is not None and raw:
+        raise typer.BadParameter("Raw text has no template: leave out --raw or --template.")
+    prompt = given(
+        message,
+        conversation=conversation,
+        system=system,
+        tools=tools,
+        raw=raw,
+        namespace=namespace,
+        max_prompt_tokens=max_prompt_tokens,
+    )
     if template is not None:
-        if raw:
-            raise typer.BadParameter("Raw text has no template: leave out --raw or --template.")
-        _render_here(text, system, template, model, head_tail=head_tail, as_json=as_json)
+        if namespace is not None or max_prompt_tokens is not None:
+            raise typer.BadParameter("--namespace and --max-prompt-tokens are a server's; leave out --template.")
+        _render_here(prompt, template, model, head_tail=head_tail, as_json=as_json)
         return
     if model is not None:
         raise typer.BadParameter("--model goes with --template; a server has its own model.")
     with Client(address, timeout=timeout, tls_ca=tls_ca) as client:
-        result = client.assemble(text=text) if raw else client.assemble(text, system=system)
+        result = client.assemble(prompt.messages, **prompt.options)
     if as_json:
         print_json({"token_ids": result.token_ids, "text": result.text, "assembly": json_of_info(result.info)})
         return
@@ -65,11 +78,12 @@ def assemble(
     warn_about(result.info)
 
 
-def _render_here(
-    text: str, system: str | None, template: str, model: str | None, *, head_tail: bool, as_json: bool
-) -> None:
+def _render_here(prompt: Given, template: str, model: str | None, *, head_tail: bool, as_json: bool) -> None:
     """In a process of the assembler's, because a caller's package stands on no service."""
-    chat = assembler_pb2.Chat(messages=chat_messages(text, system))
+    chat = assembler_pb2.Chat(
+        messages=chat_messages(prompt.messages or (), prompt.options.get("system")),
+        tools=chat_tools(prompt.options.get("tools", ())),
+    )
     command = [sys.executable, "-m", "assembler.preview", "--template", template]
     if model is not None:
         command += ["--model", model]

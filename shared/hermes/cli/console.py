@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from hermes.answers import Answer, AssemblyInfo
+from hermes.cli.visible import escaped, visible
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -68,8 +69,8 @@ def think(text: str) -> None:
 
 
 def print_json(value: Json) -> None:
-    """One object on one line, for programs."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    """One object on one line, for programs; characters that a terminal would obey are escaped in it."""
+    typer.echo(escaped(json.dumps(value, ensure_ascii=False)))
 
 
 def text_or_stdin(text: str) -> str:
@@ -86,7 +87,11 @@ def warn_about(info: AssemblyInfo) -> None:
     """What the assembler found odd about the prompt."""
     for warning in info.warnings:
         place = "" if warning.message_index is None else f" (message {warning.message_index})"
-        err.print(f"warning: {warning.message}{place} [{warning.code}]", style="yellow", markup=False)
+        cost = f" It costs about {warning.tokens} tokens." if warning.tokens else ""
+        said = f"warning: {warning.message}{cost}{place} [{warning.code}]"
+        err.print(visible(said), style="yellow", markup=False, emoji=False)
+        if warning.remedy:
+            err.print(f"  {visible(warning.remedy)}", style="yellow", markup=False, emoji=False)
 
 
 def stats_of(answer: Answer) -> str:

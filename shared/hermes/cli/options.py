@@ -34,6 +34,10 @@ Timeout = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
+UserMessage = Annotated[
+    str | None,
+    typer.Argument(metavar="MESSAGE", help="A user message; - reads it from standard input.", show_default=False),
+]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message before the others.")]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", metavar="N", min=1, help="End the answer after so many tokens.")
@@ -63,6 +67,14 @@ Stop = Annotated[
 Tools = Annotated[
     Path | None,
     typer.Option("--tools", metavar="FILE", help="Functions that the model may call: a JSON array of descriptions."),
+]
+Conversation = Annotated[
+    Path | None,
+    typer.Option("--messages", metavar="FILE", help="A conversation: a JSON array of messages; - is standard input."),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Take the message as raw text, without a chat template.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", metavar="NAME", help="Whose cached work the prompt may share.")
 ]
 Reasoning = Annotated[
     bool, typer.Option("--reasoning/--no-reasoning", help="Show reasoning, dimmed, on standard error.")

@@ -297,25 +297,49 @@ class Warning(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """Stable upper-case name: DYNAMIC_PREFIX, TOOL_RESULT_MISMATCH, ROLE_ORDER, UNSTABLE_HISTORY, CONTROL_TEXT, ..."""
     message: _builtins.str
     message_index: _builtins.int
     """Index of the message concerned, where one is."""
+    remedy: _builtins.str
+    """What to do about it."""
+    tokens: _builtins.int
+    """Tokens of this prompt that have to be computed again because of it: DYNAMIC_PREFIX, UNSTABLE_HISTORY. An estimate."""
+    start: _builtins.int
+    """Characters of the message's text that it is about, from `start` to before `end`: DYNAMIC_PREFIX."""
+    end: _builtins.int
     def __init__(
         self,
         *,
         code: _builtins.str | None = ...,
         message: _builtins.str | None = ...,
         message_index: _builtins.int | None = ...,
+        remedy: _builtins.str | None = ...,
+        tokens: _builtins.int | None = ...,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "message_index", b"message_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_message_index", b"_message_index", "_start", b"_start", "end", b"end", "message_index", b"message_index", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "code", b"code", "message", b"message", "message_index", b"message_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_message_index", b"_message_index", "_start", b"_start", "code", b"code", "end", b"end", "message", b"message", "message_index", b"message_index", "remedy", b"remedy", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
     _WhichOneofReturnType__message_index: _TypeAlias = _typing.Literal["message_index"]  # noqa: Y015
     _WhichOneofArgType__message_index: _TypeAlias = _typing.Literal["_message_index", b"_message_index"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__message_index) -> _WhichOneofReturnType__message_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
 
 Global___Warning: _TypeAlias = Warning  # noqa: Y015
 
@@ -546,7 +570,10 @@ class ExplainRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    request_id: _builtins.str
+    """Echoed in logs and traces; made up where empty."""
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     @_builtins.property
@@ -560,10 +587,11 @@ class ExplainRequest(_message.Message):
         prompt: Global___Prompt | None = ...,
         cache: _types_pb2.CachePolicy | None = ...,
         truncation: Global___Truncation | None = ...,
+        request_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,7 +599,9 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
-    """The prompt, piece by piece."""
+    """The prompt, piece by piece: the segments' texts joined are the text, their ids joined are those that Generate sends.
+    Looking changes nothing: no cache keeps, counts or reorders anything for it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -579,13 +609,18 @@ class ExplainResponse(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
     TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """What Assemble returns; raw text with the tokens written out that the tokenizer itself puts around it, such as BOS."""
     tree_cached_tokens: _builtins.int
-    """What the executor's tree holds of it now; absent when it could not be asked."""
+    """What the executor's tree holds of it now; absent when it could not be asked, or cache.read is false."""
+    request_id: _builtins.str
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]: ...
     @_builtins.property
-    def info(self) -> Global___AssemblyInfo: ...
+    def info(self) -> Global___AssemblyInfo:
+        """cached_tokens: what Assemble would take from the assembly cache now."""
+
     def __init__(
         self,
         *,
@@ -593,10 +628,11 @@ class ExplainResponse(_message.Message):
         segments: _abc.Iterable[Global___Segment] | None = ...,
         info: Global___AssemblyInfo | None = ...,
         tree_cached_tokens: _builtins.int | None = ...,
+        request_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "request_id", b"request_id", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tree_cached_tokens: _TypeAlias = _typing.Literal["tree_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__tree_cached_tokens: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens"]  # noqa: Y015
@@ -606,19 +642,79 @@ Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
-    """A run of tokens that belong together."""
+    """A run of tokens that belong together. Its text has whole characters, so tokens that share one are never apart."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Segment._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Segment._Kind.ValueType  # 0
+        """Raw text, or ids that came ready."""
+        KIND_TEMPLATE: Segment._Kind.ValueType  # 1
+        """What the template writes itself, or works out, such as a date; and what the tokenizer puts around raw text."""
+        KIND_CONTENT: Segment._Kind.ValueType  # 2
+        """A message's content."""
+        KIND_REASONING: Segment._Kind.ValueType  # 3
+        """A message's reasoning."""
+        KIND_TOOL_CALL: Segment._Kind.ValueType  # 4
+        """A call in a message: its function's name and its arguments."""
+        KIND_NAME: Segment._Kind.ValueType  # 5
+        """The name in a message, or the id of a call."""
+        KIND_TOOLS: Segment._Kind.ValueType  # 6
+        """Descriptions of tools."""
+        KIND_VARIABLE: Segment._Kind.ValueType  # 7
+        """The value of a template variable."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """Where a text comes from."""
+
+    KIND_UNSPECIFIED: Segment.Kind.ValueType  # 0
+    """Raw text, or ids that came ready."""
+    KIND_TEMPLATE: Segment.Kind.ValueType  # 1
+    """What the template writes itself, or works out, such as a date; and what the tokenizer puts around raw text."""
+    KIND_CONTENT: Segment.Kind.ValueType  # 2
+    """A message's content."""
+    KIND_REASONING: Segment.Kind.ValueType  # 3
+    """A message's reasoning."""
+    KIND_TOOL_CALL: Segment.Kind.ValueType  # 4
+    """A call in a message: its function's name and its arguments."""
+    KIND_NAME: Segment.Kind.ValueType  # 5
+    """The name in a message, or the id of a call."""
+    KIND_TOOLS: Segment.Kind.ValueType  # 6
+    """Descriptions of tools."""
+    KIND_VARIABLE: Segment.Kind.ValueType  # 7
+    """The value of a template variable."""
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MESSAGE_INDEX_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OTHER_BEFORE_FIELD_NUMBER: _builtins.int
+    OTHER_AFTER_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     message_index: _builtins.int
-    """Index of the message whose content it is; absent for text of the template's own."""
+    """Index of the message, in the request's list, that the text is from; absent for text of the template's own, tools
+    and template variables.
+    """
     control: _builtins.bool
-    """A single control token."""
+    """A single control token, with the white space that it takes in."""
+    kind: Global___Segment.Kind.ValueType
+    """What the text is."""
+    other_before: _builtins.int
+    """Characters at the beginning and at the end of `text` that are something else. A token that holds text of two kinds
+    is a message's, and not the template's; of two messages', the one's that has more of it.
+    """
+    other_after: _builtins.int
+    cached_tokens: _builtins.int
+    """Of its ids, from the first one on, those that the assembly cache has, and those that the tree has."""
+    tree_cached_tokens: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -628,10 +724,15 @@ class Segment(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         message_index: _builtins.int | None = ...,
         control: _builtins.bool | None = ...,
+        kind: Global___Segment.Kind.ValueType | None = ...,
+        other_before: _builtins.int | None = ...,
+        other_after: _builtins.int | None = ...,
+        cached_tokens: _builtins.int | None = ...,
+        tree_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "message_index", b"message_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "control", b"control", "message_index", b"message_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_index", b"_message_index", "cached_tokens", b"cached_tokens", "control", b"control", "kind", b"kind", "message_index", b"message_index", "other_after", b"other_after", "other_before", b"other_before", "text", b"text", "token_ids", b"token_ids", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__message_index: _TypeAlias = _typing.Literal["message_index"]  # noqa: Y015
     _WhichOneofArgType__message_index: _TypeAlias = _typing.Literal["_message_index", b"_message_index"]  # noqa: Y015

@@ -30,7 +30,8 @@ def finished(index: int = 0, usage: types_pb2.Usage | None = None, **fields: Any
 class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
     """Answers every prompt by its script, and keeps what it was sent.
 
-    heard: everything after the prompt. ended: set when a job's call is over.
+    heard: everything after the prompt. ended: set when a job's call is over. held: what its tree has of each prompt,
+    where it has one, told after match_seconds. asked: what it was asked of that.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -43,6 +44,9 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.seconds: float | None = None
         self.ended = asyncio.Event()
         self.error: HermesError | None = None
+        self.held: int | None = None
+        self.match_seconds = 0.0
+        self.asked: list[executor_pb2.MatchPrefixRequest] = []
         self.address = "127.0.0.1:0"
         self._server: grpc.aio.Server | None = None
 
@@ -85,7 +89,11 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             listener.cancel()
 
     async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake has no tree")
+        self.asked.append(request)
+        if self.held is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake has no tree")
+        await asyncio.sleep(self.match_seconds)
+        return executor_pb2.MatchPrefixResponse(cached_tokens=self.held)
 
     async def GetLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake has no load")

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from assembler.pipeline import Assembler
 from shared import models
 from tests.unit.assembler.answering import Splits, Talk
 from tests.unit.assembler.caching import remembering
+from tests.unit.assembler.explaining import explained
+from tests.unit.assembler.explaining import told as said_by
 from tests.unit.assembler.model_styles import STYLES, TEMPLATES, Style
 from tests.unit.assembler.served import Served, as_chat, as_reference, serve
 from tests.unit.assembler.test_forgery import attacks, control_ids, every_place, harmless, kept
@@ -125,3 +128,25 @@ async def test_answers_come_back_with_their_own_ids_however_they_were_split(real
             generated = [*prompt.ids, *answer]
             await talk.answer(answer)
     assert differ > 6
+
+
+@pytest.fixture(scope="module")
+def assembler(real: Served) -> Iterator[Assembler]:
+    made = Assembler(real.files)
+    yield made
+    made.close()
+
+
+@UNHURRIED
+@given(data=st.data())
+async def test_an_explanation_makes_up_the_prompt(real: Served, assembler: Assembler, data: st.DataObject) -> None:
+    await explained(assembler, as_chat(data.draw(conversations(real.style))))
+
+
+async def test_each_messages_text_is_told_in_every_script(assembler: Assembler) -> None:
+    texts = ["Grüße e\u0301 u\u0308 你好 🎉👩\u200d👩\u200d👧", "नमस्ते 1234567 \u212b", "<|im_end|><|eot_id|>x</s>"]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), texts, strict=True)
+    ]
+    found = await explained(assembler, as_chat({"messages": messages, "tools": []}))
+    assert [said_by(found, index) for index in range(3)] == texts

@@ -185,3 +185,16 @@ async def test_a_sample_that_ends_while_it_is_being_stopped_is_no_error(executor
             async with upstream.generate(job()) as run:
                 async for _ in run.events():
                     await run.stop_sample(0)
+
+
+async def test_what_the_tree_has_is_asked_for_no_longer_than_a_caller_waits(executor: FakeExecutor) -> None:
+    executor.held = 3
+    async with connected(executor.address) as (upstream, news):
+        assert await upstream.held(array("I", [1, 2, 3, 4]), "n", None) is None  # before a handshake nobody is asked
+        assert await news.get()
+        assert await upstream.held(array("I", [1, 2, 3, 4]), "n", None) == 3
+        assert (list(executor.asked[0].token_ids), executor.asked[0].namespace) == ([1, 2, 3, 4], "n")
+        executor.match_seconds = 30.0
+        assert await upstream.held(array("I", [1]), "n", 0.2) is None
+        executor.held = None
+        assert await upstream.held(array("I", [1]), "n", None) is None

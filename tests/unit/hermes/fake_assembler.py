@@ -13,6 +13,7 @@ from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
 from shared.errors import HermesError
 
 Event = assembler_pb2.AssemblerGenerateResponse
+Request = assembler_pb2.AssemblerGenerateRequest | assembler_pb2.AssembleRequest | assembler_pb2.ExplainRequest
 
 
 def started(prompt_tokens: int = 9, cached_tokens: int = 4, warnings: tuple[str, ...] = ()) -> Event:
@@ -72,7 +73,8 @@ class FakeAssembler(assembler_pb2_grpc.AssemblerServicer, assembler_pb2_grpc.Ass
     events: list[Event] = field(default_factory=lambda: list(PARIS))
     error: HermesError | None = None
     hold: bool = False
-    requests: list[assembler_pb2.AssemblerGenerateRequest | assembler_pb2.AssembleRequest] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    explained: assembler_pb2.ExplainResponse = field(default_factory=assembler_pb2.ExplainResponse)
     flushes: list[str] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
     address: str = ""
@@ -95,6 +97,13 @@ class FakeAssembler(assembler_pb2_grpc.AssemblerServicer, assembler_pb2_grpc.Ass
         self._fail(context)
         text = "<|im_start|>" if request.return_text else None
         return assembler_pb2.AssembleResponse(request_id="r1", token_ids=[1, 4093, 198], text=text)
+
+    def Explain(  # noqa: N802 - the contract's name
+        self, request: assembler_pb2.ExplainRequest, context: grpc.ServicerContext
+    ) -> assembler_pb2.ExplainResponse:
+        self.requests.append(request)
+        self._fail(context)
+        return self.explained
 
     def GetAssemblyCacheStats(  # noqa: N802 - the contract's name
         self, request: assembler_pb2.GetAssemblyCacheStatsRequest, context: grpc.ServicerContext

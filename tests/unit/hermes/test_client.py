@@ -6,7 +6,8 @@ import pytest
 from hermes.channels import unreachable
 from hermes.client import AsyncClient, Client, HermesError, Message, ToolCall, Usage
 from hermes.health import ASSEMBLER, GENERATE, probe
-from shared.errors import resource_exhausted, unavailable
+from hermes.v1 import assembler_pb2
+from shared.errors import invalid_argument, resource_exhausted, unavailable
 from tests.unit.hermes.fake_assembler import CALLING, FakeAssembler, delta, finished, started, usage
 
 
@@ -196,6 +197,45 @@ def test_assemble_returns_ids_and_text(assembler, client):
     assert result.token_ids == (1, 4093, 198)
     assert result.text == "<|im_start|>"
     assert client.assemble("hi", return_text=False).text is None
+
+
+def looked_at() -> assembler_pb2.ExplainResponse:
+    piece = assembler_pb2.Segment(
+        text="Hi", token_ids=[4, 5], message_index=0, kind=assembler_pb2.Segment.KIND_CONTENT, cached_tokens=1
+    )
+    return assembler_pb2.ExplainResponse(text="Hi", segments=[piece], tree_cached_tokens=2, request_id="r1")
+
+
+def test_explain_returns_the_prompt_in_pieces(assembler, client):
+    assembler.explained = looked_at()
+    found = client.explain("Hi", system="Be brief.", namespace="n", cache_read=False, request_id="r1")
+    assert found.token_ids == (4, 5)
+    assert (found.text, found.tree_cached_tokens, found.request_id) == ("Hi", 2, "r1")
+    (piece,) = found.segments
+    assert (piece.kind, piece.message_index, piece.cached_tokens, piece.control) == ("content", 0, 1, False)
+    request = assembler.requests[0]
+    assert [each.content for each in request.prompt.chat.messages] == ["Be brief.", "Hi"]
+    assert (request.cache.namespace, request.cache.read, request.request_id) == ("n", False, "r1")
+    with pytest.raises(TypeError, match="return_text"):
+        client.explain("Hi", return_text=True)
+
+
+def test_what_was_not_told_is_none(assembler, client):
+    assembler.explained = assembler_pb2.ExplainResponse(segments=[assembler_pb2.Segment(text="x")])
+    found = client.explain(text="x")
+    assert found.tree_cached_tokens is None
+    assert found.segments[0].message_index is None
+    assert found.segments[0].kind == "raw"
+
+
+async def test_asyncio_explain(assembler):
+    assembler.explained = looked_at()
+    async with AsyncClient(assembler.address) as client:
+        assert (await client.explain("Hi")).token_ids == (4, 5)
+        assembler.error = invalid_argument("PROMPT_EMPTY", "The prompt has no tokens.")
+        with pytest.raises(HermesError) as caught:
+            await client.explain("Hi")
+    assert caught.value.reason == "PROMPT_EMPTY"
 
 
 def test_health_tells_each_service_state(assembler, client):
