@@ -42,7 +42,7 @@ class OpenAITarget:
         self._http = httpx2.AsyncClient(
             base_url=url,
             transport=transport,
-            timeout=None,  # noqa: S113 - who runs the load limits the whole request
+            timeout=None,  # who runs the load limits the whole request
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,  # a proxy on the way would be measured too
         )
@@ -57,15 +57,15 @@ class OpenAITarget:
         if call.caches is Caches.OFF:
             raise TargetError("CACHES_OFF", "A request of this kind cannot be kept out of the server's cache.")
         reading = _Reading(heard)
-        async with self._speaking():
-            async with self._http.stream("POST", "/v1/chat/completions", json=self._body(call)) as response:
-                if response.is_error:
-                    await response.aread()
-                    raise _refusal(response)
-                async for event in httpx2.EventSource(response):
-                    if event.data == _END:
-                        break
-                    reading.add(_json(event.data))
+        request = self._http.stream("POST", "/v1/chat/completions", json=self._body(call))
+        async with self._speaking(), request as response:
+            if response.is_error:
+                await response.aread()
+                raise _refusal(response)
+            async for event in httpx2.EventSource(response):
+                if event.data == _END:
+                    break
+                reading.add(_json(event.data))
         return reading.reply()
 
     async def end(self) -> None:

@@ -6,12 +6,15 @@ from typing import Final
 # Each is one token behind a space, for the tokenizers of Gemma 3, Llama 3.1, Qwen 3, DeepSeek V3 and SmolLM2 alike, so
 # that a load has about as many tokens for one model as for another.
 _WORDS: Final = tuple(
-    "delivery order customer account address payment product store service support morning evening winter summer river "
-    "garden kitchen window village market station bridge forest island mountain teacher doctor farmer student worker "
-    "driver writer artist engine machine paper letter number picture story question answer problem reason result small "
-    "large early late quick slow open closed simple modern clean heavy light warm cold green white black yellow carry "
-    "bring send return change choose repair replace explain describe remember measure prepare leave between under above "
-    "across before after during without within around because while although usually often sometimes never always".split()
+    """
+    delivery order customer account address payment product store service support morning evening winter summer
+    river garden kitchen window village market station bridge forest island mountain teacher doctor farmer student
+    worker driver writer artist engine machine paper letter number picture story question answer problem reason
+    result small large early late quick slow open closed simple modern clean heavy light warm cold green white black
+    yellow carry bring send return change choose repair replace explain describe remember measure prepare leave
+    between under above across before after during without within around because while although usually often
+    sometimes never always
+    """.split()  # noqa: SIM905 - a list of words reads as one
 )
 _SENTENCE: Final = (6, 14)  # words, shortest and longest
 

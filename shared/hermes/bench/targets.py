@@ -60,7 +60,7 @@ class Target(Protocol):
         """
 
     async def end(self) -> None:
-        """Called after each run: the server forgets what the run cached, where it can be told to. Raises TargetError."""
+        """Called after each run: the server forgets what it cached, where it can be told to. Raises TargetError."""
 
     async def facts(self) -> Mapping[str, str | int]:
         """What it serves, as it says itself. Raises TargetError."""
