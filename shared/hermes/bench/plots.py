@@ -19,6 +19,7 @@ from hermes.bench.report import Report
 _SIZE: Final = (8.0, 4.5)  # inches, as wide as a README
 _COLOURS: Final = {Caches.ON: "#1f77b4", Caches.OFF: "#b0b0b0"}
 _STYLE: Final = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -53,7 +54,7 @@ def draw(report: Report, directory: Path, suffix: str) -> list[Path]:
                 files.append(_save(_by_round(same), directory / f"ttft-by-round-{name}.{suffix}"))
             cached = [group for group in same if group.caches is Caches.ON]
             if cached:
-                files.append(_save(_over_time(cached[0]), directory / f"hits-over-time-{name}.{suffix}"))
+                files.append(_save(_over_time(cached[0], cached), directory / f"hits-over-time-{name}.{suffix}"))
         if alone:
             files.append(_save(_prefill(alone), directory / f"prefill.{suffix}"))
         for which, members in series.items():
@@ -91,9 +92,11 @@ def _prefill(groups: Sequence[Group]) -> Figure:
     return _finished(figure, axes)
 
 
-def _over_time(group: Group) -> Figure:
+def _over_time(group: Group, among: Sequence[Group]) -> Figure:
     """Hit rates of both caches and the mean hit, over the last few requests of the first run."""
-    figure, axes = _axes(f"Hits over time: {group.load.workload}", "seconds", "share of prompt tokens")
+    where = f" on {group.target}" if len({each.target for each in among}) > 1 else ""
+    title = f"Hits over the last {_WINDOW} requests: {group.load.workload}{where}"
+    figure, axes = _axes(title, "seconds", "share of prompt tokens")
     found = sorted(_answered(group.runs[:1]), key=lambda each: each.begin + each.seconds)
     windows = [found[max(0, end - _WINDOW) : end] for end in range(1, len(found) + 1)]
     ends = [each.begin + each.seconds for each in found]

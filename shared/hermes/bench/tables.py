@@ -5,7 +5,10 @@ from itertools import groupby
 from typing import Final
 
 from rich import box
+from rich.console import Group as Together
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from hermes.bench.groups import MEASURES, Group, Measure, Ratio, by_load, ratio
 from hermes.bench.loads import Load
@@ -14,8 +17,8 @@ _NONE: Final = "–"
 _GROWING: Final = ("TTFT, first round", "TTFT, later rounds", "output", "prompt sent", "prefill computed")
 
 
-def tables_of(groups: Sequence[Group]) -> Iterable[Table]:
-    """A table for each load that stands alone, and one for each series."""
+def tables_of(groups: Sequence[Group]) -> Iterable[RenderableType]:
+    """A table for each load that stands alone, and one for each series; each below its title."""
     for series, members in groupby(groups, key=lambda each: each.series):
         loads = by_load(members)
         if series:
@@ -32,11 +35,12 @@ def label(load: Load) -> str:
     )
 
 
-def _load_table(same: Sequence[Group]) -> Table:
+def _load_table(same: Sequence[Group]) -> RenderableType:
     """A column for each server and setting of the caches, and how the first one's figures stand to the others'."""
     first, *others = same
     seeds = len(first.runs)
-    table = _table(f"{label(first.load)}" + (f"; medians of {seeds} runs" if seeds > 1 else ""), "")
+    title = label(first.load) + (f"; medians of {seeds} runs" if seeds > 1 else "")
+    table = _table("")
     for each in same:
         table.add_column(_column(each, same), justify="right")
     for other in others:
@@ -48,13 +52,13 @@ def _load_table(same: Sequence[Group]) -> Table:
         if any(each != _NONE for each in figures):
             ratios = [_ratio(measure, ratio(measure, first, other)) for other in others]
             table.add_row(f"{measure.title}, {measure.unit}", *figures, *ratios)
-    return table
+    return _titled(title, table)
 
 
-def _series_table(series: str, loads: Sequence[Sequence[Group]]) -> Table:
+def _series_table(series: str, loads: Sequence[Sequence[Group]]) -> RenderableType:
     """A row for each load, server and setting of the caches."""
     members = [each for same in loads for each in same]
-    table = _table(f"{series}: how figures change as it grows", "users", "at once", "words", "")
+    table = _table("users", "at once", "words", "")
     shown = [measure for measure in MEASURES if measure.title in _GROWING]
     for measure in shown:
         table.add_column(f"{measure.title}\n{measure.unit}", justify="right")
@@ -63,11 +67,15 @@ def _series_table(series: str, loads: Sequence[Sequence[Group]]) -> Table:
         load = each.load
         sizes = [str(load.users), str(load.concurrency), str(load.words), _column(each, members)]
         table.add_row(*sizes, *(_number(measure, each.median(measure)) for measure in shown), _errors(each))
-    return table
+    return _titled(f"{series}: how figures change as it grows", table)
 
 
-def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _titled(title: str, table: Table) -> RenderableType:
+    return Together(Text(title, style="bold"), table)  # a table's own title is folded to its width
 
 
 def _column(group: Group, among: Sequence[Group]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hermes.bench.groups import groups_of
@@ -17,9 +18,11 @@ from hermes.bench.report import SCHEMA, Report, document, write
 from hermes.bench.specs import Access, Spec
 from hermes.bench.suite import execute, facts_of
 from hermes.bench.tables import label, tables_of
-from hermes.cli.console import complain, err, note, out, print_json
+from hermes.cli.console import complain, err, note, print_json
 
 _CONTEXT: Final = "context_length"  # among a server's facts
+_WIDE: Final = Console(width=400, highlight=False)
+"""For tables: a narrower terminal breaks their lines, where rich would leave out figures."""
 _CLIENT_SHARE: Final = 0.5
 """Of one processor. A client that takes more is slow to notice what comes, and its figures are partly its own."""
 
@@ -77,7 +80,7 @@ async def measure(
         targets = [access.open(spec) for spec in specs]
         for target in targets:
             stack.push_async_callback(target.close)
-        progress = stack.enter_context(Progress(*columns, console=err, transient=True))
+        progress = stack.enter_context(Progress(*columns, console=err, transient=True, disable=not err.is_terminal))
         report = Report(SCHEMA, tuple(sys.argv[1:]), this_machine(), {})
         watching = _Watching(report, [target.name for target in targets], progress, to.file)
         facts = await facts_of(targets, watching)
@@ -94,7 +97,7 @@ def show(report: Report, to: Destination) -> None:
         print_json(document(report))
     else:
         for table in tables_of(groups_of(report.runs)):
-            out.print(table)
+            _WIDE.print(table)
     _complain_of(report)
     if to.file is not None:
         note(f"{to.file} has every request")
