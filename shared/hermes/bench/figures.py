@@ -1,15 +1,14 @@
 """What is made of a run's requests: medians, percentiles, rates."""
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from hermes.bench.records import Exchange, Run
 
-_TAIL: Final = 0.95
+_TWENTIETHS: Final = 20
 _TAIL_SAMPLES: Final = 20
 """With fewer, no sample is expected beyond the 95th percentile: what would be called so is only the maximum."""
 
@@ -81,19 +80,14 @@ def figures_of(run: Run) -> Figures:
 def spread(values: Iterable[float]) -> Spread | None:
     """How values lie; None without any.
 
-    Quantiles are the median-unbiased ones (Hyndman and Fan, 1996, type 8), which do not lean to either side when there
-    are few values.
+    The 95th percentile is estimated for all requests that might have been sent, of which these are a sample
+    (`statistics.quantiles`, exclusive): the largest of 19 values would lie on it, and not beyond.
     """
-    found = np.fromiter(values, float)
-    if not found.size:
+    found = list(values)
+    if not found:
         return None
-    median, tail = np.quantile(found, (0.5, _TAIL), method="median_unbiased")
-    return Spread(
-        samples=found.size,
-        median=float(median),
-        p95=float(tail) if found.size >= _TAIL_SAMPLES else None,
-        maximum=float(found.max()),
-    )
+    tail = statistics.quantiles(found, n=_TWENTIETHS)[-1] if len(found) >= _TAIL_SAMPLES else None
+    return Spread(len(found), statistics.median(found), tail, max(found))
 
 
 def _ttft(exchanges: Iterable[Exchange]) -> Spread | None:

@@ -185,7 +185,7 @@ def _grown(axes: Axes, caches: Caches, x: Sequence[float], y: Sequence[float]) -
 
 def _named(group: Group, among: Sequence[Group]) -> str:
     """What tells a group from the others."""
-    parts = [group.load.workload] if len({each.load.workload for each in among}) > 1 else []
+    parts: list[str] = [group.load.workload] if len({each.load.workload for each in among}) > 1 else []
     parts += [group.target] if len({each.target for each in among}) > 1 else []
     parts += [f"caches {group.caches}"] if len({each.caches for each in among}) > 1 else []
     return ", ".join(parts) or group.load.workload

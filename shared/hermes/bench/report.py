@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
 from hermes.bench.figures import figures_of
 from hermes.bench.machine import Machine
 from hermes.bench.records import Run
@@ -32,9 +30,6 @@ class Report:
     runs: tuple[Run, ...] = field(default=())
 
 
-_REPORTS: Final = TypeAdapter(Report)
-
-
 def document(report: Report) -> dict[str, Any]:
     """The report as JSON has it; beside each run stand its figures, for readers without statistics of their own."""
     fields = asdict(report)
@@ -57,6 +52,8 @@ def read(file: Path) -> Report:
 
     Raises StartupError for what is no such file, or one of another version; OSError where it cannot be read.
     """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import, and only read needs it
+
     text = file.read_bytes()
     try:
         found = json.loads(text)
@@ -66,7 +63,7 @@ def read(file: Path) -> Report:
     if schema != SCHEMA:
         raise StartupError(f"{file} is no report that can be read here: its schema is {schema!r}, not {SCHEMA!r}.")
     try:
-        return _REPORTS.validate_python(found)
+        return TypeAdapter(Report).validate_python(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import uvloop
 
-from hermes.bench import report as reports
 from hermes.bench.loads import Caches, Wishes, Workload
 from hermes.bench.plan import Plan, Series
-from hermes.bench.specs import EXTRA, Access, Spec
-from hermes.bench.targets import TargetError
 from hermes.cli import options as opt
-from hermes.cli.bench_runs import Destination, measure, show
-from hermes.cli.console import fail, note
 from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR
-from shared.extras import require
 
 app = typer.Typer(
     help="Measure what callers feel: times to the first text, pace, throughput, and what the caches save.",
@@ -110,15 +103,18 @@ def run(
 
     The exit code is 1 where a request failed.
     """
-    spec = _spec(target or f"hermes:{address}")
+    from hermes.cli import bench_runs  # noqa: PLC0415 - slow to import, and no other command needs it
+
+    spec = bench_runs.spec_of(target or f"hermes:{address}")
     workloads, series = _chosen(what or [])
     settings = tuple(dict.fromkeys(caches or Caches)) if spec.switches_caches else (Caches.ON,)
     if caches and Caches.OFF in caches and not spec.switches_caches:
         raise typer.BadParameter("a request on such a server cannot be kept out of its cache.", param_hint="--caches")
     wishes = Wishes(users, rounds, concurrency, words, question, max_tokens, ignore_eos)
-    access = Access(executor, tls_ca, namespace, model, _object(extra))
+    access = bench_runs.Access(executor, tls_ca, namespace, model, _object(extra))
     plan = Plan(workloads, series, wishes, settings, _seeds(seed, runs))
-    _run([spec], access, plan, timeout, Destination(file, plots, picture_format, as_json))
+    destination = bench_runs.Destination(file, plots, picture_format, as_json)
+    bench_runs.carry_out([spec], access, plan, timeout, destination)
 
 
 @app.command()
@@ -157,13 +153,16 @@ def compare(
 
     Caches are on, as servers have them. The exit code is 1 where a request failed.
     """
-    specs = [_spec(each) for each in targets]
+    from hermes.cli import bench_runs  # noqa: PLC0415 - as above
+
+    specs = [bench_runs.spec_of(each) for each in targets]
     if len(set(specs)) < 2:  # noqa: PLR2004 - one server has nothing beside it
         raise typer.BadParameter("give at least two different servers.", param_hint="SERVER")
     wishes = Wishes(users, rounds, concurrency, words, question, max_tokens, ignore_eos)
-    access = Access(executor, tls_ca, namespace, model, _object(extra))
+    access = bench_runs.Access(executor, tls_ca, namespace, model, _object(extra))
     plan = Plan(tuple(workload or [Workload.SERVICE]), (), wishes, (Caches.ON,), _seeds(seed, runs))
-    _run(list(dict.fromkeys(specs)), access, plan, timeout, Destination(file, plots, picture_format, as_json))
+    destination = bench_runs.Destination(file, plots, picture_format, as_json)
+    bench_runs.carry_out(list(dict.fromkeys(specs)), access, plan, timeout, destination)
 
 
 @app.command()
@@ -174,32 +173,9 @@ def plot(
     picture_format: Format = PictureFormat.SVG,
 ) -> None:
     """Show the tables of an earlier benchmark again, and draw its pictures."""
-    require(EXTRA, "matplotlib")
-    try:
-        found = reports.read(file)
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror or error}.", code=2)
-    show(found, Destination(None, directory, picture_format))
+    from hermes.cli import bench_runs  # noqa: PLC0415 - as above
 
-
-def _run(specs: Sequence[Spec], access: Access, plan: Plan, timeout: float | None, to: Destination) -> None:
-    if to.plots is not None:
-        require(EXTRA, "matplotlib")
-    note(f"seed {plan.seeds[0]}" + (f" to {plan.seeds[-1]}" if len(plan.seeds) > 1 else ""))
-    try:
-        found = uvloop.run(measure(specs, access, plan, timeout, to))
-    except TargetError as error:
-        fail(error.message)
-    show(found, to)
-    if any(each.failure is not None for run in found.runs for each in run.exchanges):
-        raise typer.Exit(1)
-
-
-def _spec(text: str) -> Spec:
-    try:
-        return Spec.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
+    bench_runs.show_again(file, bench_runs.Destination(None, directory, picture_format))
 
 
 def _chosen(names: Sequence[str]) -> tuple[tuple[Workload, ...], tuple[Series, ...]]:

@@ -1,4 +1,4 @@
-"""What `hermes bench` shows: how far it is, then its tables, its file and its pictures."""
+"""The work of `hermes bench`: makes the runs, shows how far it is, then tables, file and pictures."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import typer
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -14,11 +16,15 @@ from hermes.bench.groups import groups_of
 from hermes.bench.machine import this_machine
 from hermes.bench.plan import Plan, Step
 from hermes.bench.records import Run
-from hermes.bench.report import SCHEMA, Report, document, write
-from hermes.bench.specs import Access, Spec
+from hermes.bench.report import SCHEMA, Report, document, read, write
+from hermes.bench.specs import EXTRA, Access, Spec
 from hermes.bench.suite import execute, facts_of
 from hermes.bench.tables import label, tables_of
-from hermes.cli.console import complain, err, note, print_json
+from hermes.bench.targets import TargetError
+from hermes.cli.console import complain, err, fail, note, print_json
+from shared.extras import require
+
+__all__ = ["Access", "Destination", "carry_out", "show_again", "spec_of"]
 
 _CONTEXT: Final = "context_length"  # among a server's facts
 _WIDE: Final = Console(width=400, highlight=False)
@@ -71,7 +77,44 @@ class _Watching:
         complain(what)
 
 
-async def measure(
+def spec_of(text: str) -> Spec:
+    """The server that an argument names. Raises typer.BadParameter."""
+    try:
+        return Spec.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def carry_out(specs: Sequence[Spec], access: Access, plan: Plan, timeout: float | None, to: Destination) -> None:
+    """Makes all runs of the plan and shows them; leaves the process with 1 where something failed.
+
+    timeout: seconds that a request may take.
+
+    Raises StartupError where a package is missing, HermesError for an address that can be none.
+    """
+    if to.plots is not None:
+        require(EXTRA, "matplotlib")
+    note(f"seed {plan.seeds[0]}" + (f" to {plan.seeds[-1]}" if len(plan.seeds) > 1 else ""))
+    try:
+        found = uvloop.run(_measure(specs, access, plan, timeout, to))
+    except TargetError as error:
+        fail(error.message)
+    _show(found, to)
+    if any(each.failure is not None for run in found.runs for each in run.exchanges):
+        raise typer.Exit(1)
+
+
+def show_again(file: Path, to: Destination) -> None:
+    """Shows the report of a file. Raises StartupError for what is none, or where a package is missing."""
+    require(EXTRA, "matplotlib")
+    try:
+        found = read(file)
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror or error}.", code=2)
+    _show(found, to)
+
+
+async def _measure(
     specs: Sequence[Spec], access: Access, plan: Plan, request_seconds: float | None, to: Destination
 ) -> Report:
     """Makes all runs of the plan. Raises TargetError where a server cannot be used at all."""
@@ -91,7 +134,7 @@ async def measure(
     return watching.report
 
 
-def show(report: Report, to: Destination) -> None:
+def _show(report: Report, to: Destination) -> None:
     """Prints the report and draws its pictures. Raises OSError."""
     if to.as_json:
         print_json(document(report))
