@@ -26,7 +26,7 @@ from shared.extras import require
 
 __all__ = ["Access", "Destination", "carry_out", "show_again", "spec_of"]
 
-_CONTEXT: Final = "context_length"  # among a server's facts
+_CONTEXT: Final = ("context_length", "max_model_len")  # as Hermes and vLLM call it
 _WIDE: Final = Console(width=400, highlight=False)
 """For tables: a narrower terminal breaks their lines, where rich would leave out figures."""
 _CLIENT_SHARE: Final = 0.5
@@ -165,5 +165,5 @@ def _complain_of(report: Report) -> None:
 
 def _context_length(facts: Mapping[str, Mapping[str, str | int]]) -> int | None:
     """The shortest one that a server told of."""
-    told = [length for each in facts.values() if isinstance(length := each.get(_CONTEXT), int)]
+    told = [length for each in facts.values() for name in _CONTEXT if isinstance(length := each.get(name), int)]
     return min(told, default=None)

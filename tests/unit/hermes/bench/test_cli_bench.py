@@ -101,18 +101,35 @@ def test_a_server_that_is_not_there_is_one_sentence(bench, assembler):
     assert "Traceback" not in err
 
 
-def test_servers_are_compared_over_three_runs_with_ratios(bench, assembler, tmp_path):
+def test_servers_of_both_kinds_are_compared_over_three_runs_with_ratios(bench, assembler, peer, tmp_path):
     file = tmp_path / "report.json"
-    other = assembler.address.replace("127.0.0.1", "localhost")
-    code, out, err = bench(
-        "compare", f"hermes:{assembler.address}", f"hermes:{other}", *SMALL, "--seed", "1", "--out", str(file)
-    )
+    servers = [f"hermes:{assembler.address}", f"openai:{peer.url}"]
+    code, out, err = bench("compare", *servers, *SMALL, "--seed", "1", "--ignore-eos", "--out", str(file))
     assert code == 0, err
     assert "medians of 3 runs" in out
-    assert f"÷ hermes:{other}" in out
-    found = [(each.target.rpartition(":")[0], each.seed) for each in read(file).runs]
-    ours, theirs = "hermes:127.0.0.1", "hermes:localhost"
-    assert found == [(ours, 1), (theirs, 1), (theirs, 2), (ours, 2), (ours, 3), (theirs, 3)]
+    assert f"÷ openai:{peer.url}" in out
+    found = read(file)
+    ours, theirs = servers
+    order = [(ours, 1), (theirs, 1), (theirs, 2), (ours, 2), (ours, 3), (theirs, 3)]
+    assert [(each.target, each.seed) for each in found.runs] == order
+    assert found.targets[theirs] == {"id": "fake", "max_model_len": 4096}
+    assert not any(each.failure for run_ in found.runs for each in run_.exchanges)
+    assert {each.cached_tokens for each in found.runs[1].exchanges} == {2}
+    (theirs_first,) = [body for body in peer.bodies if body["max_tokens"] == 4 and len(body["messages"]) == 2][:1]
+    ours_first = next(each for each in assembler.requests if each.stopping.max_tokens == 4)
+    assert {message.content for message in ours_first.prompt.chat.messages if message.role == "system"} == {
+        theirs_first["messages"][0]["content"]
+    }
+    assert theirs_first["ignore_eos"] is ours_first.stopping.ignore_eos is True
+
+
+def test_one_server_of_the_other_kind_runs_with_its_caches_as_they_are(bench, peer):
+    code, out, err = bench("run", "service", "--target", f"openai:{peer.url}/v1/", *SMALL, "--extra", '{"top_k": 1}')
+    assert code == 0, err
+    assert "caches on" in out
+    assert "caches off" not in out
+    assert len(peer.bodies) == 4 + 2
+    assert all(body["top_k"] == 1 and body["model"] == "fake" for body in peer.bodies)
 
 
 WRONG = {
