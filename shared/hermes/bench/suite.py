@@ -1,5 +1,6 @@
 """All runs of a benchmark, one after the other, so that nothing but the one that is measured is under load."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -48,7 +49,11 @@ async def execute(
     for step in steps:
         watcher.step(step)
         driver = Driver(targets[step.target], request_seconds, watcher.tick)
-        run = await driver.run(step.load, step.caches, step.seed, step.series)
+        try:
+            run = await driver.run(step.load, step.caches, step.seed, step.series)
+        except asyncio.CancelledError:  # Ctrl-C: what the run cached goes all the same
+            await _forget(driver.target, complained, watcher.trouble)
+            raise
         await _forget(driver.target, complained, watcher.trouble)
         watcher.done(run)
 

@@ -194,6 +194,18 @@ async def test_caches_are_on_and_off_in_turn_and_each_run_is_forgotten():
     assert not watching.troubles
 
 
+async def test_a_run_that_is_broken_off_is_forgotten_too():
+    target, watching = FakeTarget(hangs=True), Watching()
+    running = asyncio.create_task(execute([target], plan((Caches.ON,), (1,)).steps(1, None), None, watching))
+    while not of_the_run(target):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert target.log == ["begin", "end"]
+    assert (target.at_once, watching.runs) == (0, [])
+
+
 async def test_a_server_that_cannot_forget_or_tell_is_measured_all_the_same_and_said_once():
     target, watching = FakeTarget(forgets=False), Watching()
     assert await facts_of([target], watching) == {"fake:1": {}}
