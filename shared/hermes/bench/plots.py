@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from hermes.bench.figures import Figures
 from hermes.bench.groups import Group, groups_of
@@ -118,7 +119,7 @@ def _over_time(group: Group, among: Sequence[Group]) -> Figure:
 
 def _prefix(groups: Sequence[Group]) -> Figure:
     figure, axes = _axes("Time to first text as the shared beginning grows", "prompt tokens", "seconds")
-    for caches in Caches:
+    for caches in reversed(Caches):
         members = [group for group in groups if group.caches is caches]
         if not members:
             continue
@@ -130,6 +131,9 @@ def _prefix(groups: Sequence[Group]) -> Figure:
         else:
             axes.plot(sizes, later, marker="o", color=_COLOURS[caches], label="caches off")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     return _finished(figure, axes)
 
 

@@ -19,6 +19,7 @@ class FakeTarget:
     name: str = "fake:1"
     forgets: bool = True
     hangs: bool = False
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[Call] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
@@ -36,7 +37,10 @@ class FakeTarget:
             if (error := self.fails(call)) is not None:
                 raise error
             heard()
-            await asyncio.sleep(60 if self.hangs and call.max_tokens > 8 else 0)
+            if self.hangs and call.max_tokens > 8:
+                self.hanging.set()
+                await asyncio.sleep(60)
+            await asyncio.sleep(0)
             heard()
         finally:
             self.at_once -= 1
@@ -197,8 +201,7 @@ async def test_caches_are_on_and_off_in_turn_and_each_run_is_forgotten():
 async def test_a_run_that_is_broken_off_is_forgotten_too():
     target, watching = FakeTarget(hangs=True), Watching()
     running = asyncio.create_task(execute([target], plan((Caches.ON,), (1,)).steps(1, None), None, watching))
-    while not of_the_run(target):
-        await asyncio.sleep(0)
+    await target.hanging.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
