@@ -115,5 +115,6 @@ class Driver:
                 cached_tokens=reply.cached_tokens,
                 assembly_cached_tokens=reply.assembly_cached_tokens,
                 completion_tokens=reply.completion_tokens,
+                engine_seconds=reply.engine_seconds,
             ), reply.text
         return Exchange(user, place, sent - begin, time.perf_counter() - sent, tuple(pieces), failure=failure), ""

@@ -33,6 +33,8 @@ class Figures:
     ttft: Spread | None
     ttft_first_round: Spread | None
     ttft_later_rounds: Spread | None
+    ttft_outside_engine: Spread | None
+    """What assembling, the ways between the processes, and waiting for a whole character add."""
     time_per_token: Spread | None
     gap: Spread | None
     """Between two pieces of text of one answer."""
@@ -64,6 +66,9 @@ def figures_of(run: Run) -> Figures:
         ttft=_ttft(answered),
         ttft_first_round=_ttft(each for each in answered if each.round == 0),
         ttft_later_rounds=_ttft(each for each in answered if each.round > 0),
+        ttft_outside_engine=spread(
+            seconds for each in answered if (seconds := each.seconds_outside_engine) is not None
+        ),
         time_per_token=spread(pace for each in answered if (pace := each.seconds_per_token) is not None),
         gap=spread(later - earlier for each in answered for earlier, later in pairwise(each.pieces)),
         output_tokens_per_second=completion / run.seconds,

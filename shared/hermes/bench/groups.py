@@ -34,6 +34,7 @@ MEASURES: Final = (
     Measure("TTFT, first round", "ms", _median(lambda f: f.ttft_first_round), _MS),
     Measure("TTFT, later rounds", "ms", _median(lambda f: f.ttft_later_rounds), _MS),
     Measure("TTFT, p95", "ms", _p95(lambda f: f.ttft), _MS),
+    Measure("TTFT, outside the engine", "ms", _median(lambda f: f.ttft_outside_engine), _MS, 1),
     Measure("time per token", "ms", _median(lambda f: f.time_per_token), _MS, 1),
     Measure("gap, p95", "ms", _p95(lambda f: f.gap), _MS, 1),
     Measure("output", "tokens/s", lambda f: f.output_tokens_per_second, digits=1),

@@ -62,7 +62,8 @@ class HermesTarget:
         except HermesError as error:
             raise TargetError(error.reason, error.message) from None
         prompt, completion, cached = answer.usage
-        return Reply(answer.text, prompt, cached, completion, answer.info.cached_tokens)
+        engine = answer.timings.queue + answer.timings.prefill
+        return Reply(answer.text, prompt, cached, completion, answer.info.cached_tokens, engine)
 
     async def end(self) -> None:
         """Empties the run's own namespace in both caches."""

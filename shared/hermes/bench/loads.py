@@ -38,7 +38,7 @@ class Load:
     rounds: int
     """Requests of each user, one after the other."""
     concurrency: int
-    """Users at a time; the next one begins when one has had all answers."""
+    """Users at a time, no more than there are; the next one begins when one has had all answers."""
     words: int
     """Of the system text; for code, of the descriptions in it."""
     question: int
@@ -83,11 +83,12 @@ class Wishes:
     def of(self, workload: Workload) -> Load:
         """The workload's load with these wishes."""
         shape = _SHAPES[workload]
+        users = self.users or shape.users
         return replace(
             shape,
-            users=self.users or shape.users,
+            users=users,
             rounds=self.rounds or shape.rounds,
-            concurrency=self.concurrency or shape.concurrency,
+            concurrency=min(users, self.concurrency or shape.concurrency),
             words=self.words or shape.words,
             question=self.question or shape.question,
             max_tokens=self.max_tokens or shape.max_tokens,

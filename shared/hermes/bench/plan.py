@@ -97,7 +97,7 @@ def loads_of(series: Series, wishes: Wishes, context_length: int | None) -> list
             ]
         case Series.USERS:
             rounds, at_a_time = wishes.rounds or 1, wishes.concurrency or _AT_A_TIME
-            return [replace(base, users=users, rounds=rounds, concurrency=at_a_time) for users in _POWERS]
+            return [replace(base, users=many, rounds=rounds, concurrency=min(many, at_a_time)) for many in _POWERS]
         case Series.CONCURRENCY:
             rounds = wishes.rounds or 1
             return [replace(base, users=2 * many, rounds=rounds, concurrency=many) for many in _POWERS]

@@ -24,6 +24,8 @@ class Exchange:
     assembly_cached_tokens: int | None = None
     """Of the prompt's, those that needed no tokenizing; None where the server does not tell."""
     completion_tokens: int = 0
+    engine_seconds: float | None = None
+    """From when the engine had the request to its first token, by its own clock; None where it does not tell."""
     failure: str | None = None
     """Why there is no answer: a reason and a sentence. Such a request counts as an error and in no time."""
 
@@ -38,6 +40,13 @@ class Exchange:
         if not self.pieces or self.completion_tokens < 2:  # noqa: PLR2004 - one token has no pace
             return None
         return (self.seconds - self.pieces[0]) / (self.completion_tokens - 1)
+
+    @property
+    def seconds_outside_engine(self) -> float | None:
+        """What the time to the first text has besides the engine's; None where either is not known."""
+        if not self.pieces or self.engine_seconds is None:
+            return None
+        return self.pieces[0] - self.engine_seconds
 
     @property
     def computed_tokens(self) -> int:

@@ -26,6 +26,8 @@ class Reply(NamedTuple):
     cached_tokens: int
     completion_tokens: int
     assembly_cached_tokens: int | None = None
+    engine_seconds: float | None = None
+    """From when the engine had the request to its first token; None where the server does not tell."""
 
 
 class TargetError(Exception):

@@ -22,6 +22,7 @@ def exchange(user: int = 0, place: int = 0, **fields: object) -> Exchange:
         cached_tokens=90 * place,
         assembly_cached_tokens=80 * place,
         completion_tokens=4,
+        engine_seconds=0.35,
     )
     return replace(known, **fields)
 

@@ -33,6 +33,13 @@ def test_an_exchanges_times_are_from_its_own_sending():
     assert found.seconds_per_token == pytest.approx(0.25)
 
 
+def test_what_the_engine_does_not_account_for_is_told_where_it_tells():
+    assert exchange(pieces=(0.5,), engine_seconds=0.4).seconds_outside_engine == pytest.approx(0.1)
+    assert exchange(pieces=(0.5,), engine_seconds=None).seconds_outside_engine is None
+    assert exchange(pieces=(), engine_seconds=0.4).seconds_outside_engine is None
+    assert figures_of(run()).ttft_outside_engine.median == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize("fields", [{"completion_tokens": 1}, {"pieces": ()}])
 def test_an_answer_of_one_token_or_none_has_no_pace(fields):
     assert exchange(**fields).seconds_per_token is None

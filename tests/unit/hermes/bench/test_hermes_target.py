@@ -26,7 +26,7 @@ async def asked(assembler, admin, asking: Call, namespace: str | None = None):
 
 async def test_an_answer_has_its_text_and_what_both_caches_had(assembler, admin):
     reply, heard = await asked(assembler, admin, call())
-    assert reply == ("Paris.", 9, 4, 3, 5)
+    assert reply == ("Paris.", 9, 4, 3, 5, 0.25)
     assert heard == 2
     (request,) = assembler.requests
     assert request.sampling.HasField("temperature")

@@ -82,7 +82,7 @@ async def asked(server: Server, call: Call = CALL, **extra: object):
 
 async def test_an_answer_has_its_text_and_what_the_server_counted():
     reply, heard = await asked(Server(WHOLE))
-    assert reply == ("Grüße.", 20, 16, 3, None)
+    assert reply == ("Grüße.", 20, 16, 3, None, None)
     assert heard == 2, "only events with text are heard"
 
 
@@ -92,7 +92,7 @@ async def test_events_are_whole_however_the_bytes_are_split(size, newline):
     everything = b"".join(WHOLE).replace(b"\n", newline)
     pieces = [everything[at : at + size] for at in range(0, len(everything), size)]
     reply, heard = await asked(Server(pieces))
-    assert reply == ("Grüße.", 20, 16, 3, None)
+    assert reply == ("Grüße.", 20, 16, 3, None, None)
     assert heard == 2
 
 

@@ -38,7 +38,7 @@ def test_the_file_has_a_version_every_request_and_the_figures(tmp_path):
     }  # fmt: skip
     assert set(told["exchanges"][0]) == {
         "user", "round", "begin", "seconds", "pieces", "prompt_tokens", "cached_tokens", "assembly_cached_tokens",
-        "completion_tokens", "failure",
+        "completion_tokens", "engine_seconds", "failure",
     }  # fmt: skip
     assert (len(told["exchanges"]), told["load"]["workload"], told["caches"]) == (4, "service", "on")
     assert told["figures"]["computed_tokens"] == figures_of(run()).computed_tokens

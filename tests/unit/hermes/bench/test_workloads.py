@@ -95,6 +95,7 @@ def test_wishes_win_over_a_workloads_own_shape():
     )
     assert load.ignore_eos
     assert load.requests == 6
+    assert Wishes(users=2).of(Workload.RAG).concurrency == 2, "no more at a time than there are"
     assert Wishes().of(Workload.RAG).words == Wishes().of(Workload.SERVICE).words
 
 
