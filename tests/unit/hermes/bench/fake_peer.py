@@ -30,6 +30,9 @@ class FakePeer:
                 self._send(json.dumps({"object": "list", "data": [{"id": "fake", "max_model_len": 4096}]}).encode())
 
             def do_POST(self) -> None:
+                if self.path != "/v1/chat/completions":
+                    self.send_error(404)
+                    return
                 peer.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream")

@@ -106,6 +106,12 @@ async def test_without_history_every_round_stands_alone(workload):
     assert all([message.role for message in call.messages] == ["system", "user"] for call in of_the_run(target))
 
 
+async def test_in_the_worst_case_every_round_of_every_user_has_its_own_system_text():
+    target = FakeTarget()
+    await drive(target, small(Workload.UNIQUE, users=3, rounds=2))
+    assert len({call.messages[0].content for call in of_the_run(target)}) == 6
+
+
 async def test_the_warm_up_is_no_part_of_the_run_and_shares_nothing_with_it():
     target = FakeTarget()
     run = await drive(target, small(concurrency=2))
