@@ -10,7 +10,14 @@ from typing import Final
 import typer
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from hermes.bench.groups import groups_of
 from hermes.bench.machine import this_machine
@@ -118,7 +125,13 @@ async def _measure(
     specs: Sequence[Spec], access: Access, plan: Plan, request_seconds: float | None, to: Destination
 ) -> Report:
     """Makes all runs of the plan. Raises TargetError where a server cannot be used at all."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     async with AsyncExitStack() as stack:
         targets = [access.open(spec) for spec in specs]
         for target in targets:
