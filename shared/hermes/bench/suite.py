@@ -51,6 +51,8 @@ async def execute(
         driver = Driver(targets[step.target], request_seconds, watcher.tick)
         try:
             run = await driver.run(step.load, step.caches, step.seed, step.series)
+        except TargetError as error:
+            raise TargetError(error.reason, f"{driver.target.name} cannot be measured: {error.message}") from None
         except asyncio.CancelledError:  # Ctrl-C: what the run cached goes all the same
             await _forget(driver.target, complained, watcher.trouble)
             raise

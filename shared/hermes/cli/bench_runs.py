@@ -58,8 +58,10 @@ class _Watching:
         self._names, self._progress, self._file = names, progress, file
         self._bar = progress.add_task("")
 
-    def expect(self, steps: Sequence[Step]) -> None:
-        """All runs that are to come."""
+    def expect(self, steps: Sequence[Step], facts: Mapping[str, Mapping[str, str | int]]) -> None:
+        """All runs that are to come, and what the servers say of themselves."""
+        self.report = replace(self.report, targets=facts)
+        self._keep()  # where the file cannot be written, that is said before hours have gone
         self._progress.update(self._bar, total=sum(step.load.requests for step in steps))
 
     def step(self, step: Step) -> None:
@@ -76,12 +78,15 @@ class _Watching:
     def done(self, run: Run) -> None:
         """Keeps a run."""
         self.report = replace(self.report, runs=(*self.report.runs, run))
-        if self._file is not None:
-            write(self.report, self._file)
+        self._keep()
 
     def trouble(self, what: str) -> None:
         """A line above the bar."""
         complain(what)
+
+    def _keep(self) -> None:
+        if self._file is not None:
+            write(self.report, self._file)
 
 
 def spec_of(text: str) -> Spec:
@@ -140,9 +145,8 @@ async def _measure(
         report = Report(SCHEMA, tuple(sys.argv[1:]), this_machine(), {})
         watching = _Watching(report, [target.name for target in targets], progress, to.file)
         facts = await facts_of(targets, watching)
-        watching.report = replace(report, targets=facts)
         steps = plan.steps(len(targets), _context_length(facts))
-        watching.expect(steps)
+        watching.expect(steps, facts)
         await execute(targets, steps, request_seconds, watching)
     return watching.report
 

@@ -97,8 +97,17 @@ def test_failed_requests_are_said_and_the_exit_code_is_1(bench, assembler, tmp_p
 def test_a_server_that_is_not_there_is_one_sentence(bench, assembler):
     code, out, err = bench("run", "service", *SMALL, "--address", "127.0.0.1:1", "--executor", "127.0.0.1:1")
     assert (code, out) == (1, "")
-    assert "No assembler can be reached at 127.0.0.1:1" in err
+    assert "hermes:127.0.0.1:1 cannot be measured: No assembler can be reached at 127.0.0.1:1" in err
     assert "Traceback" not in err
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(bench, assembler, tmp_path):
+    (tmp_path / "file").touch()
+    code, out, err = bench("run", "service", *SMALL, "--out", str(tmp_path / "file" / "report.json"))
+    assert (code, out) == (1, "")
+    assert "cannot be written" in err
+    assert "Traceback" not in err
+    assert not assembler.requests
 
 
 def test_servers_of_both_kinds_are_compared_over_three_runs_with_ratios(bench, assembler, peer, tmp_path):
