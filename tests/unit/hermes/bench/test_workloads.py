@@ -37,11 +37,11 @@ def test_prose_has_the_wished_words_and_about_the_known_tokens(count):
 @pytest.mark.parametrize(
     ("workload", "opening", "question"),
     [
-        (Workload.SERVICE, 500, 100),
-        (Workload.QUESTIONS, 500, 100),
+        (Workload.SERVICE, 500, 95),
+        (Workload.QUESTIONS, 500, 95),
         (Workload.CODE, 2000, 66),
         (Workload.RAG, 500, 510),
-        (Workload.UNIQUE, 500, 100),
+        (Workload.UNIQUE, 500, 95),
     ],
 )
 def test_a_workload_has_about_the_tokens_that_it_is_described_with(count, workload, opening, question):
