@@ -14,6 +14,7 @@ from assembler import model_files
 from assembler.alignment import Alignment
 from assembler.model_files import ModelFiles
 from assembler.origins import TEMPLATE, Kind, Origin, Origins, Run
+from assembler.segments import Segment, segments
 from assembler.tokenizer import Tokenizer
 from tests.unit.assembler.model_styles import CORPUS, STYLES
 
@@ -104,6 +105,14 @@ def test_text_that_a_normalizer_changes_is_aligned_by_what_it_was(tmp_path: Path
     assert found[0][1] == "e\u0301"
     assert "o\u0308" in [shown for _, shown, _ in found]
     assert ("<x>", True) in [(shown, control) for _, shown, control in found]
+
+
+def test_tokens_of_one_letter_that_two_origins_share_are_not_parted(tmp_path: Path) -> None:
+    tokenizer = loaded(tmp_path, trained(normalizer=normalizers.NFC()))
+    text = "e\u0301 a"
+    origins = Origins(text, (Run(1, TEMPLATE), Run(len(text), CALLER)))
+    ids = tokenizer.encode(text)
+    assert list(segments(Alignment(tokenizer), ids, origins)) == [Segment(0, len(ids), text, CALLER, other_before=1)]
 
 
 def test_white_space_that_a_control_token_takes_in_is_its_own(tmp_path: Path) -> None:

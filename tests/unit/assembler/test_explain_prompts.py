@@ -264,3 +264,13 @@ async def test_long_prompts_are_taken_apart_beside_the_event_loop(
     assert told(found, 1) == "x"
     assert threads
     assert threading.main_thread() not in threads
+
+
+async def test_keys_that_the_template_writes_into_json_are_its_own(tmp_path: Path) -> None:
+    directory = BY_NAME["chatml"].write(tmp_path)
+    source = "{% for m in messages %}{{ {'said': m.content, 'n': 5} | tojson }}\n{% endfor %}"
+    (tmp_path / "own.jinja").write_text(source)
+    assembler = Assembler(model_files.load(directory, str(tmp_path / "own.jinja")))
+    found = await explained(assembler, chat_of(("user", "a first text"), ("assistant", "a second")))
+    assembler.close()
+    assert [told(found, index) for index in range(2)] == ['"a first text"', '"a second"']
