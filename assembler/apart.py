@@ -23,10 +23,12 @@ FIRST_MESSAGES: Final = 2
 # Functions that keep something from call to call.
 _KEEPING: Final = frozenset({"cycler", "joiner", "namespace"})
 _CLOCK: Final = "strftime_now"
-# Filters that give another value each time, or one that can be gone through once alone.
-_UNSTEADY_FILTERS: Final = frozenset(
-    {"batch", "map", "random", "reject", "rejectattr", "select", "selectattr", "slice"}
-)
+# Filters that give the same each time, and nothing that can be gone through only once, as `map` and `reverse` do.
+_STEADY_FILTERS: Final = frozenset((
+    "abs", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format",
+    "indent", "int", "join", "last", "length", "list", "lower", "max", "min", "replace", "round", "safe", "sort",
+    "string", "sum", "title", "tojson", "trim", "truncate", "upper", "wordcount", "wordwrap",
+))  # fmt: skip
 _KNOWN: Final = frozenset((
     nodes.Add, nodes.And, nodes.Assign, nodes.AssignBlock, nodes.Break, nodes.Call, nodes.CallBlock, nodes.Compare,
     nodes.Concat, nodes.CondExpr, nodes.Const, nodes.Continue, nodes.Dict, nodes.Div, nodes.ExtensionAttribute,
@@ -106,7 +108,7 @@ def _is_late(node: nodes.Node, late: _Names) -> bool:
     return any(
         each.name in late or each.name == _CLOCK or (each.name == _MESSAGES and id(each) not in steady)
         for each in _all(node, nodes.Name)
-    ) or any(each.name in _UNSTEADY_FILTERS for each in _all(node, nodes.Filter))
+    ) or any(each.name not in _STEADY_FILTERS for each in _all(node, nodes.Filter))
 
 
 def _is_steady(item: nodes.Getitem) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from assembler import templates
 from assembler.beginnings import Beginnings, Known, Plan
 from assembler.frames import Frames
 from assembler.messages import Conversation
@@ -11,6 +12,8 @@ from assembler.rendering import Rendered, Renderer
 from assembler.splice import Given, LostError, Outcome, Splicer, going_on
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
+from assembler.tools import Tool
+from assembler.turns import Scope
 from shared.errors import HermesError
 
 
@@ -24,6 +27,13 @@ class Asked(NamedTuple):
     kwargs_json: str
     namespace: str | None
     keeps: bool = True
+
+    def scope(self, tools: tuple[Tool, ...]) -> Scope:
+        """All that a render depends on besides the messages, and whose it is."""
+        # As text, because tools that are equal to Python can have other types in them, or another order.
+        spelled = repr([tool.function for tool in tools]) if tools else ""
+        opens = str(self.options.add_generation_prompt)
+        return bytes.fromhex(templates.digest(self.namespace or "", self.kwargs_json, opens, spelled))
 
 
 class Sheet(NamedTuple):
@@ -69,8 +79,8 @@ class Drafts:
         if asked.namespace is None:
             rendered = self.renderer.render(conversation, asked.options)
             return Sheet(conversation, asked, rendered, Plan())
-        scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
-        rendered = self.renderer.render(conversation, asked.options, scope if asked.keeps else None)
+        scope = asked.scope(conversation.tools) if asked.keeps else None
+        rendered = self.renderer.render(conversation, asked.options, scope)
         frame = self._frames.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, frame, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)

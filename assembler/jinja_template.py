@@ -125,8 +125,8 @@ class JinjaTemplate:
         known, budget = ((), 0) if told is None else (told.data, told.budget)
         new = conversation.messages[len(known) :]
         data = (*known, *[_as_template_data(message, form) for message in new])
-        budget += _budget(new)
-        transcript = self._render(conversation, data, options, budget, told=told)
+        budget += _budget(new[:-1])
+        transcript = self._render(conversation, data, options, budget + _budget(new[-1:]), told=told)
         if self._apart is None:
             return Page(joined(transcript.pieces))
         return transcript.page(conversation.messages, data, budget, sees_next=self._apart.sees_next)
@@ -163,7 +163,8 @@ class JinjaTemplate:
                         "add_generation_prompt": options.add_generation_prompt,
                     }
                 )
-                collect(self._template.root_render_func(context), transcript.pieces)
+                begun = 0 if told is None else len(told.text)
+                collect(self._template.root_render_func(context), transcript.pieces, begun)
                 return transcript
         except LimitExceededError as error:
             raise invalid_argument(

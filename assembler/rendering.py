@@ -77,7 +77,7 @@ class Renderer:
                 self.render(_TIMED, RenderOptions())
 
     def render(self, conversation: Conversation, options: RenderOptions, scope: Scope | None = None) -> Rendered:
-        """scope: whose earlier turns may be gone on from, and the options as text; None for nobody's.
+        """scope: of the earlier turns that may be gone on from; None for none.
 
         Raises HermesError: what the template's check and render raise, CONTROL_TEXT, ROLE_ORDER or
         TOOL_RESULT_MISMATCH.
@@ -104,7 +104,7 @@ class Renderer:
 
     def _read(self, conversation: Conversation, options: RenderOptions, scope: Scope | None) -> Reading:
         trusted = self._control.trusted(conversation)
-        told = None if scope is None else self._turns.find(scope, trusted)
+        told = None if scope is None else self._turns.find(scope, trusted.messages)
         new = trusted.messages[0 if told is None else told.covered :]
         characters = sum(message.characters for message in new)
         page = self.pace.timed(characters, len(new), lambda: self.template.write(trusted, options, told))
@@ -112,7 +112,7 @@ class Renderer:
         reading = self._control.read(rendered, page.again)
         if reading.live is None:
             if scope is not None and page.told is not None:
-                self._turns.keep(scope, trusted, page.told, told)
+                self._turns.keep(scope, page.told, told)
             if (
                 self._refuses
                 and self._is_normalized

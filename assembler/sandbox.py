@@ -152,9 +152,9 @@ def _place(loop: jinja2.runtime.LoopContext, attribute: str) -> Any:
     return getattr(loop, attribute)
 
 
-def collect(pieces: Iterable[str], kept: list[str]) -> None:
-    """Takes a render's pieces one by one, as long as they are not too many."""
-    most, characters = render_limits.most_characters(), 0
+def collect(pieces: Iterable[str], kept: list[str], characters: int = 0) -> None:
+    """Takes a render's pieces one by one, as long as they are not too many. characters: how many there are already."""
+    most = render_limits.most_characters()
     for piece in pieces:
         characters += len(piece)
         if characters > most:

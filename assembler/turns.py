@@ -14,25 +14,27 @@ from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
 from jinja2.runtime import LoopContext
 
 from assembler.apart import FIRST_MESSAGES
-from assembler.messages import Conversation, Message
-from assembler.tools import Tool
+from assembler.messages import Message
 from assembler.traced import Traced, joined, own_of
 
 # Of all texts together; a conversation of 30,000 characters takes 130 KB.
 _MOST_BYTES: Final = 32 * 2**20
 # A message's own objects and its mapping, besides its texts (measured).
 _MESSAGE_BYTES: Final = 600
+# Parsed arguments of a call, against their JSON: numbers and short texts are objects of their own.
+_PARSED: Final = 12
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 9
 
-# Whose conversations they are, and everything else that a render depends on.
-Scope: TypeAlias = tuple[str, ...]
+# Whose conversations they are, and everything else that a render depends on, digested.
+Scope: TypeAlias = bytes
 
 
 class Told(NamedTuple):
     """A conversation's first messages, and what the template's loop wrote of the first `covered` of them.
 
     data: the messages as the template gets them. budget: characters that their render could have.
+    bytes: what the messages take, nearly.
     """
 
     messages: tuple[Message, ...]
@@ -40,11 +42,12 @@ class Told(NamedTuple):
     text: Traced
     data: tuple[dict[str, Any], ...]
     budget: int
+    bytes: int
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, nearly: its texts are in the messages once more."""
-        return 2 * sys.getsizeof(self.text) + len(own_of(self.text)) + _MESSAGE_BYTES * len(self.messages)
+        """Bytes that it takes, nearly."""
+        return self.bytes + sys.getsizeof(self.text) + len(own_of(self.text))
 
 
 class Page(NamedTuple):
@@ -67,12 +70,10 @@ class Turns:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, scope: Scope, conversation: Conversation) -> Told | None:
+    def find(self, scope: Scope, messages: tuple[Message, ...]) -> Told | None:
         """The longest beginning that is known, but never of all messages."""
-        messages = conversation.messages
-        spelled = _spelled(conversation.tools)
         for count in range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1):
-            key = _key(scope, spelled, messages[:count])
+            key = _key(scope, messages[:count])
             told = self._kept.get(key)
             if told is not None and told.messages == messages[:count]:
                 with self._lock:
@@ -81,13 +82,12 @@ class Turns:
                 return told
         return None
 
-    def keep(self, scope: Scope, conversation: Conversation, told: Told, before: Told | None) -> None:
+    def keep(self, scope: Scope, told: Told, before: Told | None) -> None:
         """Keeps a beginning. before: the one that it goes on from, which is not needed any more."""
-        spelled = _spelled(conversation.tools)
         with self._lock:
             if before is not None:
-                self._drop(_key(scope, spelled, before.messages))
-            key = _key(scope, spelled, told.messages)
+                self._drop(_key(scope, before.messages))
+            key = _key(scope, told.messages)
             self._drop(key)
             if told.size > self._max_bytes:
                 return
@@ -102,14 +102,14 @@ class Turns:
             self._bytes -= told.size
 
 
-def _key(scope: Scope, tools: str, messages: Sequence[Message]) -> tuple[Any, ...]:
+def _key(scope: Scope, messages: Sequence[Message]) -> tuple[Any, ...]:
     """Where a beginning is looked for. Others may have the same key, so who finds one compares all of it."""
-    return (scope, tools, len(messages), *(each.content for each in (*messages[:FIRST_MESSAGES], *messages[-2:])))
+    return (scope, len(messages), *(each.content for each in (*messages[:FIRST_MESSAGES], *messages[-2:])))
 
 
-def _spelled(tools: tuple[Tool, ...]) -> str:
-    """All that a template can see of tools; mappings that are equal can have other types in them, or another order."""
-    return repr([tool.function for tool in tools]) if tools else ""
+def _bytes_of(message: Message) -> int:
+    texts = sum(sys.getsizeof(text) for text in (message.content, message.reasoning) if text)
+    return _MESSAGE_BYTES + texts + sum(_PARSED * sys.getsizeof(call.text) for call in message.tool_calls)
 
 
 class Transcript:
@@ -149,8 +149,9 @@ class Transcript:
     def page(
         self, messages: tuple[Message, ...], data: tuple[dict[str, Any], ...], budget: int, *, sees_next: bool
     ) -> Page:
-        """The text. The last message may be written in another way when more come, and so may the one before it, if a
-        message sees the next one."""
+        """The text, and what of it can be gone on from: the last message may be written in another way when more come,
+        and so may the one before it, if a message sees the next one. budget: as Told has it, of all but the last.
+        """
         text = joined(self.pieces)
         again = slice(0, 0)
         begun = 0
@@ -163,7 +164,9 @@ class Transcript:
         if not (self._is_apart and is_whole and count >= max(FIRST_MESSAGES, begun)):
             return Page(text, None, again)
         written = joined(self.pieces[self._first : self._starts[count - begun]])
-        return Page(text, Told(messages[:-1], count, written, data[:-1], budget), again)
+        before = () if self._told is None else self._told.messages
+        taken = sum(map(_bytes_of, messages[len(before) : -1])) + (0 if self._told is None else self._told.bytes)
+        return Page(text, Told(messages[:-1], count, written, data[:-1], budget, taken), again)
 
 
 class Rest:

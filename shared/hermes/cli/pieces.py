@@ -88,9 +88,9 @@ class Layout:
             for line in others:
                 shown.append(line_end, _OTHER).append(visible(line), its_style)
         lines = []
-        for line in shown.split("\n"):
-            chopped = chop_cells(line.plain, cells)
-            lines += line.divide(list(accumulate(map(len, chopped[:-1]))))
+        for row in shown.split("\n"):
+            chopped = chop_cells(row.plain, cells)
+            lines += row.divide(list(accumulate(map(len, chopped[:-1]))))
         return lines
 
     def _ids(self, segment: Segment) -> str:

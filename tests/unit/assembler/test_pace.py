@@ -79,5 +79,5 @@ async def test_what_a_short_end_takes_tells_nothing_of_a_whole_conversation(mode
     before = renderer.pace.seconds(100_000, 100)
     told = Conversation(tuple(Message(Role.USER, "Hello" * 20) for _ in range(20)))
     for length in range(4, 20):
-        renderer.render(replace(told, messages=told.messages[:length]), RenderOptions(), ("n",))
+        renderer.render(replace(told, messages=told.messages[:length]), RenderOptions(), b"n")
     assert renderer.pace.seconds(100_000, 100) > before / 4

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assembler import model_files
+from assembler.drafts import Asked
 from assembler.jinja_template import JinjaTemplate
 from assembler.messages import Conversation, Message, Role
 from assembler.model_files import ModelFiles
@@ -20,7 +21,7 @@ from shared.errors import HermesError
 from tests.unit.assembler.model_styles import STYLES
 
 OPTIONS = RenderOptions()
-SCOPE = ("namespace",)
+SCOPE = b"a namespace's"
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0].role != 'system' %}<S>{% endif %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -94,11 +95,11 @@ def test_a_conversation_that_goes_on_comes_out_as_when_it_is_rendered_whole(
     template, turns = TEMPLATES[name], Turns()
     for end in sorted(data.draw(st.sets(st.integers(1, len(messages)), min_size=1, max_size=5))):
         conversation = Conversation(tuple(messages[:end]), tools)
-        told = turns.find(SCOPE, conversation)
+        told = turns.find(SCOPE, conversation.messages)
         page = written(template, conversation, told)
         assert_same(page, written(template, conversation))
         if isinstance(page, Page) and page.told is not None:
-            turns.keep(SCOPE, conversation, page.told, told)
+            turns.keep(SCOPE, page.told, told)
 
 
 @pytest.mark.parametrize("name", GOING_ON)
@@ -122,41 +123,50 @@ def test_where_a_template_stops_early_nothing_is_gone_on_from() -> None:
     assert TEMPLATES["ends"].write(talk("a", "b", "c", "d"), OPTIONS).told is not None
 
 
-def kept(*contents: str, scope: tuple[str, ...] = SCOPE, turns: Turns | None = None) -> Turns:
+def kept(*contents: str, scope: bytes = SCOPE, turns: Turns | None = None) -> Turns:
     turns = Turns() if turns is None else turns
     conversation = talk(*contents)
     told = TEMPLATES["chatml"].write(conversation, OPTIONS).told
     assert told is not None
-    turns.keep(scope, conversation, told, None)
+    turns.keep(scope, told, None)
     return turns
 
 
 def test_a_beginning_is_found_until_one_of_its_messages_changes() -> None:
     turns = kept("a", "b", "c", "d")
-    assert turns.find(SCOPE, talk("a", "b", "c", "x", "y")) is not None
-    assert turns.find(SCOPE, talk("a", "b", "c")) is None  # its last message is written anew
+    assert turns.find(SCOPE, talk("a", "b", "c", "x", "y").messages) is not None
+    assert turns.find(SCOPE, talk("a", "b", "c").messages) is None  # its last message is written anew
     for place in range(3):
         changed = ["a", "b", "c", "d", "e"]
         changed[place] = "x"
-        assert turns.find(SCOPE, talk(*changed)) is None
+        assert turns.find(SCOPE, talk(*changed).messages) is None
 
 
 def test_a_beginning_is_found_in_its_own_scope_alone() -> None:
     turns = kept("a", "b", "c", "d")
-    assert turns.find(("another",), talk("a", "b", "c", "d", "e")) is None
+    assert turns.find(b"another's", talk("a", "b", "c", "d", "e").messages) is None
 
 
 @pytest.mark.parametrize(
     "function", [{"name": "f", "strict": True}, {"strict": 1, "name": "f"}, {"name": "f", "strict": 1.0}]
 )
 def test_tools_that_only_look_equal_to_python_are_others(function: dict[str, object]) -> None:
-    turns, conversation = Turns(), replace(talk("a", "b", "c", "d"), tools=(Tool({"name": "f", "strict": 1}, 30),))
-    told = TEMPLATES["chatml"].write(conversation, OPTIONS).told
-    assert told is not None
-    turns.keep(SCOPE, conversation, told, None)
-    grown = (*conversation.messages, Message(Role.USER, "e"))
-    assert turns.find(SCOPE, replace(conversation, messages=grown)) is not None
-    assert turns.find(SCOPE, Conversation(grown, (Tool(function, 30),))) is None
+    asked = Asked(OPTIONS, "", "namespace")
+    known = asked.scope((Tool({"name": "f", "strict": 1}, 30),))
+    assert known == asked.scope((Tool({"name": "f", "strict": 1}, 30),))
+    assert known != asked.scope((Tool(function, 30),))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(OPTIONS, "", "another"),
+        Asked(OPTIONS, "{}", "namespace"),
+        Asked(RenderOptions(add_generation_prompt=False), "", "namespace"),
+    ],
+)
+def test_what_a_render_depends_on_makes_another_scope(asked: Asked) -> None:
+    assert asked.scope(()) != Asked(OPTIONS, "", "namespace").scope(())
 
 
 def test_beginnings_keep_to_their_room_and_the_oldest_goes_first() -> None:
@@ -165,8 +175,8 @@ def test_beginnings_keep_to_their_room_and_the_oldest_goes_first() -> None:
     for number in range(100):
         kept(f"{number}", "b" * size, "c", "d", turns=turns)
     assert 1 < len(turns) < 40
-    assert turns.find(SCOPE, talk("99", "b" * size, "c", "d", "e")) is not None
-    assert turns.find(SCOPE, talk("0", "b" * size, "c", "d", "e")) is None
+    assert turns.find(SCOPE, talk("99", "b" * size, "c", "d", "e").messages) is not None
+    assert turns.find(SCOPE, talk("0", "b" * size, "c", "d", "e").messages) is None
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
@@ -176,12 +186,12 @@ def test_one_that_is_too_large_is_not_kept() -> None:
 def test_a_beginning_gives_way_to_the_one_that_goes_on_from_it() -> None:
     turns = kept("a", "b", "c", "d")
     grown = talk("a", "b", "c", "d", "e", "f")
-    told = turns.find(SCOPE, grown)
+    told = turns.find(SCOPE, grown.messages)
     page = TEMPLATES["chatml"].write(grown, OPTIONS, told)
     assert page.told is not None
-    turns.keep(SCOPE, grown, page.told, told)
+    turns.keep(SCOPE, page.told, told)
     assert len(turns) == 1
-    assert turns.find(SCOPE, talk("a", "b", "c", "d", "e", "f")) is not None
+    assert turns.find(SCOPE, talk("a", "b", "c", "d", "e", "f").messages) is not None
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +218,33 @@ def test_control_text_is_told_apart_in_a_conversation_that_goes_on(
     for end in sorted({*cuts, len(texts)}):
         conversation = talk(*texts[:end])
         assert one.render(conversation, OPTIONS, SCOPE) == other.render(conversation, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(Role.ASSISTANT, "a", reasoning="r" * 100_000),
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", "[" + "1," * 30_000 + "1]", None, "c"),)),
+    ],
+)
+def test_texts_that_the_template_does_not_show_take_room_too(message: Message) -> None:
+    conversation = Conversation((*talk("a", "b").messages, message, *talk("c").messages))
+    page = TEMPLATES["chatml"].write(conversation, OPTIONS)
+    assert page.told is not None
+    assert page.told.size > 100_000
+
+
+def test_a_conversation_that_goes_on_has_the_limits_of_a_whole_one() -> None:
+    tool = Tool({"name": "f", "description": "d" * 60_000}, 60_020)
+    source = "{% for message in messages %}{{ message.content }}{{ tools | tojson }}{% endfor %}"
+    template, turns = JinjaTemplate(source, {}), Turns()
+    limited = 0
+    for length in range(3, 60):
+        conversation = replace(talk(*["text"] * length), tools=(tool,))
+        told = turns.find(SCOPE, conversation.messages)
+        page, whole = written(template, conversation, told), written(template, conversation)
+        assert_same(page, whole)
+        limited += isinstance(whole, str)
+        if isinstance(page, Page) and page.told is not None:
+            turns.keep(SCOPE, page.told, told)
+    assert 0 < limited < 57
