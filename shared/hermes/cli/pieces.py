@@ -87,7 +87,7 @@ class Layout:
             shown.append(visible(first), its_style)
             for line in others:
                 shown.append(line_end, _OTHER).append(visible(line), its_style)
-        lines = []
+        lines: list[Text] = []
         for row in shown.split("\n"):
             chopped = chop_cells(row.plain, cells)
             lines += row.divide(list(accumulate(map(len, chopped[:-1]))))
