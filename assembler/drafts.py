@@ -1,23 +1,17 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
-import contextlib
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from assembler.beginnings import Beginnings, Known, Plan
 from assembler.frames import Frames
-from assembler.messages import Conversation, Message, Role
-from assembler.pace import Pace
+from assembler.messages import Conversation
 from assembler.rendering import Rendered, Renderer
 from assembler.splice import Given, LostError, Outcome, Splicer, going_on
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
 from shared.errors import HermesError
-
-# Turns of a conversation that a template is timed with, and how often: the first time is no measure.
-_TRIED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
-_TRIES: Final = 4
 
 
 class Asked(NamedTuple):
@@ -67,8 +61,7 @@ class Drafts:
         self._beginnings = beginnings
         self._splicer = splicer
         self._frames = Frames(renderer.template, beginnings.closing)
-        self.pace = Pace()
-        self._try_pace()
+        self.pace = renderer.pace
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
@@ -80,13 +73,6 @@ class Drafts:
         frame = self._frames.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, frame, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)
-
-    def _try_pace(self) -> None:
-        """Renders a conversation, so that the first long one finds a pace."""
-        with contextlib.suppress(HermesError):  # a template that takes no such conversation is learned as others come
-            asked = Asked(RenderOptions(), "", None)
-            for _ in range(_TRIES):
-                self.pace.timed(_TRIED.characters, len(_TRIED.messages), lambda: self.sheet(_TRIED, asked))
 
     def draft(self, sheet: Sheet, known: Known) -> Draft:
         """Tokenizes what comes after the beginning that is known."""

@@ -192,7 +192,7 @@ class Assembler:
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
         with self._metrics.stage("render"):
-            return await self._bench.paced(chat.ByteSize(), len(chat.messages), drafts.pace, work)
+            return await self._bench.lasting(drafts.pace.seconds(chat.ByteSize(), len(chat.messages)), work)
 
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""
@@ -240,9 +240,8 @@ class Assembler:
             sheet = origin.sheet or await self._written(order, drafts, origin.now, origin.dropped_rounds)
         except HermesError as error:  # it took too long this time
             raise LostError(Outcome.REFUSED) from error
-        return await self._bench.paced(
-            chat.ByteSize(), len(chat.messages), drafts.pace, lambda: drafts.answered(sheet, ids, given)
-        )
+        seconds = drafts.pace.seconds(chat.ByteSize(), len(chat.messages))
+        return await self._bench.lasting(seconds, lambda: drafts.answered(sheet, ids, given))
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
         """Refuses a text that cannot fit, without tokenizing it."""

@@ -1,5 +1,6 @@
 """From a conversation to the prompt's text: the template as it is, mends where it refuses, control text told apart."""
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -7,8 +8,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from assembler import order
 from assembler.control import ControlText, Reading
 from assembler.findings import CONTROL_TEXT, ROLE_ORDER, Finding
-from assembler.messages import Conversation
+from assembler.messages import Conversation, Message, Role
 from assembler.order import OrderPolicy
+from assembler.pace import Pace
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import Tokenizer
 from assembler.traced import blanked, plain
@@ -18,6 +20,10 @@ from shared.errors import HermesError, invalid_argument
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
 
 _log: Final = logging.getLogger(__name__)
+
+# Turns of a conversation that a template is timed with, and how often: the first time is no measure.
+_TIMED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
+_TIMES: Final = 4
 
 # Tokens beyond these are reserved ones, alike in all but a number.
 _TRIED_TOKENS: Final = 1024
@@ -45,6 +51,7 @@ class Renderer:
         self.template = template
         self._policy = policy
         self._turns = Turns()
+        self.pace = Pace()
         self._control = ControlText(
             tokenizer.added.control, tokenizer.added.texts, template.words, tokenizer.added.cuts.tokens
         )
@@ -59,6 +66,13 @@ class Renderer:
         self._refuses = control == "reject" or problem is not None
         if problem is not None:
             _log.warning("prompts with control tokens in their texts are refused, because %s", problem)
+        self._try_pace()
+
+    def _try_pace(self) -> None:
+        """Renders a conversation, so that the first long one finds a pace."""
+        with contextlib.suppress(HermesError):  # a template that takes no such conversation is learned as others come
+            for _ in range(_TIMES):
+                self.render(_TIMED, RenderOptions())
 
     def render(self, conversation: Conversation, options: RenderOptions, scope: Scope | None = None) -> Rendered:
         """scope: whose earlier turns may be gone on from, and the options as text; None for nobody's.
@@ -88,7 +102,9 @@ class Renderer:
     def _read(self, conversation: Conversation, options: RenderOptions, scope: Scope | None) -> Reading:
         trusted = self._control.trusted(conversation)
         told = None if scope is None else self._turns.find(scope, trusted)
-        page = self.template.write(trusted, options, told)
+        new = trusted.messages[0 if told is None else told.covered :]
+        characters = sum(message.characters for message in new)
+        page = self.pace.timed(characters, len(new), lambda: self.template.write(trusted, options, told))
         rendered = page.text
         reading = self._control.read(rendered, page.again)
         if reading.live is None:

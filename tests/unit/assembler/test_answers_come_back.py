@@ -583,13 +583,20 @@ async def test_where_tokens_have_no_bytes_of_their_own_every_answer_is_tokenized
     assert (await talk.ask("When?")).ids == (await talk.fresh()).ids
 
 
-async def test_without_a_template_s_closing_token_there_is_nothing_to_keep(
-    tmp_path: Path, remembered: Remembering
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<|im_start|>{% for message in messages %}\n{{ message.role }}: {{ message.content }}{% endfor %}\nassistant: ",
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+        "{{ '<|im_end|>' if message.role == 'user' }}\n{% endfor %}assistant: ",
+    ],
+    ids=["none", "behind questions"],
+)
+async def test_without_a_token_that_closes_it_there_is_nothing_to_keep_of_an_answer(
+    tmp_path: Path, remembered: Remembering, source: str
 ) -> None:
     directory = NAMED["chatml"].write(tmp_path)
-    (directory / "chat_template.jinja").write_text(
-        "<|im_start|>{% for message in messages %}\n{{ message.role }}: {{ message.content }}{% endfor %}\nassistant: "
-    )
+    (directory / "chat_template.jinja").write_text(source)
     assembler = remembered.assembler(model_files.load(directory))
     talk = Talk(assembler)
     await talk.ask("Where?")
