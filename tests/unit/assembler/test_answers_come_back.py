@@ -587,8 +587,7 @@ async def test_where_tokens_have_no_bytes_of_their_own_every_answer_is_tokenized
     "source",
     [
         "<|im_start|>{% for message in messages %}\n{{ message.role }}: {{ message.content }}{% endfor %}\nassistant: ",
-        "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-        "{{ '<|im_end|>' if message.role == 'user' }}\n{% endfor %}assistant: ",
+        "{% for m in messages %}{{ m.content + '<|im_end|>' if m.role == 'user' else 'A: ' + m.content }}{% endfor %}A: ",
     ],
     ids=["none", "behind questions"],
 )
