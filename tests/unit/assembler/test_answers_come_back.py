@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -488,6 +489,49 @@ async def test_white_space_that_a_template_trims_costs_only_itself(tmp_path: Pat
     assert files.tokenizer.decode(talk.prompt.ids) == files.tokenizer.decode((await talk.fresh()).ids)
 
 
+async def test_words_that_a_template_adds_to_an_answer_are_tokens_of_their_own_or_it_is_tokenized_anew(
+    tmp_path: Path, remembered: Remembering
+) -> None:
+    directory = NAMED["chatml"].write(tmp_path)
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{{ 'f' if message.role == 'assistant' }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    )
+    assembler = remembered.assembler(model_files.load(directory))
+    tokenizer, eos = assembler.files.tokenizer, im_end(assembler)
+    joined = tokenizer.encode(" of")
+    assert len(joined) == 1
+    for text, outcome in (("capital o", "rewritten"), ("capital 12", "kept")):
+        talk = Talk(assembler)
+        prompt = await talk.ask(f"{outcome}?")
+        answer = Splits(assembler).random(text, random.Random(20))
+        await talk.answer([*answer, eos], [eos])
+        again = await talk.ask("And?")
+        assert outcomes(remembered, outcome) == 1
+        assert begins(again.ids, [*prompt.ids, *answer, *tokenizer.encode("f"), eos]) is (outcome == "kept")
+        assert tokenizer.decode(again.ids) == again.text
+
+
+async def test_nothing_is_cut_before_a_token_that_looks_at_its_neighbours(
+    tmp_path: Path, remembered: Remembering
+) -> None:
+    directory = replace(NAMED["chatml"], special=("<|stop|>", *NAMED["chatml"].special)).write(tmp_path)
+    definition = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in definition["added_tokens"]:
+        token["single_word"] = token["content"] == "<|stop|>"
+    (directory / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{{ '<|stop|>' if message.role == 'assistant' }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    )
+    assembler = remembered.assembler(model_files.load(directory))
+    talk = Talk(assembler)
+    await talk.ask("Where?")
+    await talk.answer(Splits(assembler).random("In Paris", random.Random(21)))
+    assert outcomes(remembered, "open") == 1
+    assert (await talk.ask("And?")).ids == (await talk.fresh()).ids
+
+
 async def test_the_space_that_a_tokenizer_puts_behind_a_control_token_is_the_answer_s_first(
     tmp_path: Path, remembered: Remembering
 ) -> None:
@@ -545,7 +589,7 @@ async def test_a_template_that_makes_a_control_token_of_what_was_text_a_turn_bef
     (directory / "chat_template.jinja").write_text(
         "{% for message in messages %}<|im_start|>{{ message.role }}\n"
         "{% if message.content == '<|im_end|>' and messages | length > 1 %}<|im_end|>"
-        "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+        "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
     )
     assembler = remembered.assembler(model_files.load(directory))
     talk = Talk(assembler)
@@ -583,13 +627,19 @@ async def test_where_tokens_have_no_bytes_of_their_own_every_answer_is_tokenized
     assert (await talk.ask("When?")).ids == (await talk.fresh()).ids
 
 
-async def test_without_a_template_s_closing_token_there_is_nothing_to_keep(
-    tmp_path: Path, remembered: Remembering
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<|im_start|>{% for message in messages %}\n{{ message.role }}: {{ message.content }}{% endfor %}\nassistant: ",
+        "{% for m in messages %}{{ m.content + '<|im_end|>' if m.role == 'user' else 'A: ' + m.content }}{% endfor %}A: ",
+    ],
+    ids=["none", "behind questions"],
+)
+async def test_without_a_token_that_closes_it_there_is_nothing_to_keep_of_an_answer(
+    tmp_path: Path, remembered: Remembering, source: str
 ) -> None:
     directory = NAMED["chatml"].write(tmp_path)
-    (directory / "chat_template.jinja").write_text(
-        "<|im_start|>{% for message in messages %}\n{{ message.role }}: {{ message.content }}{% endfor %}\nassistant: "
-    )
+    (directory / "chat_template.jinja").write_text(source)
     assembler = remembered.assembler(model_files.load(directory))
     talk = Talk(assembler)
     await talk.ask("Where?")
