@@ -21,6 +21,15 @@ _log: Final = logging.getLogger(__name__)
 # Tokens beyond these are reserved ones, alike in all but a number.
 _TRIED_TOKENS: Final = 1024
 
+_JOINED: Final = Finding(
+    ROLE_ORDER,
+    "Messages were joined, because the model's chat template takes no such order.",
+    remedy="Send one system message at the beginning, and let user and assistant take turns.",
+)
+_CONTROL_REMEDY: Final = (
+    "It is plain text for the model and forges nothing; leave it out where it was not meant to be read as text."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -69,9 +78,7 @@ class Renderer:
             if error.reason != "TEMPLATE_ERROR":
                 raise
             reading = self._mended(_Refusal(conversation, error), options)
-            findings.append(
-                Finding(ROLE_ORDER, "Messages were joined, because the model's chat template takes no such order.")
-            )
+            findings.append(_JOINED)
         if reading.live is not None:
             findings.append(self._control_finding(conversation, options))
         elif self._is_normalized and not self._refuses:
@@ -121,10 +128,17 @@ class Renderer:
     def _control_finding(self, conversation: Conversation, options: RenderOptions) -> Finding:
         literal = self._control.literal(conversation, options.kwargs)
         if literal is None:
-            return Finding(CONTROL_TEXT, "Parts of the request's texts make up a control token of the model's.")
+            return Finding(
+                CONTROL_TEXT,
+                "Parts of the request's texts make up a control token of the model's.",
+                remedy=_CONTROL_REMEDY,
+            )
         where = "The request" if literal.message_index is None else f"Message {literal.message_index}"
         return Finding(
-            CONTROL_TEXT, f"{where} has the control token {literal.token!r} in its text.", literal.message_index
+            CONTROL_TEXT,
+            f"{where} has the control token {literal.token!r} in its text.",
+            literal.message_index,
+            _CONTROL_REMEDY,
         )
 
 
