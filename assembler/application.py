@@ -65,6 +65,7 @@ def assembler_of(
         ),
         control_text=settings.control_text,
         log_head_tail=settings.log_prompts == "head_tail",
+        insight=settings.insight,
     )
     text_facts = (model.fingerprint, *model.files.encoding_facts())
     server_facts = (model.name, *text_facts, *model.files.template_facts(), *policies.facts())

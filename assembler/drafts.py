@@ -1,9 +1,11 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from assembler import histories
 from assembler.beginnings import Beginnings, Known, Openings, Plan
 from assembler.messages import Conversation, Message, Role
 from assembler.pace import Pace
@@ -11,6 +13,8 @@ from assembler.rendering import Rendered, Renderer
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
 from shared.errors import HermesError
+
+_log: Final = logging.getLogger(__name__)
 
 # Turns of a conversation that a template is timed with, and how often: the first time is no measure.
 _TRIED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
@@ -60,11 +64,16 @@ class Drafts:
 
     def __init__(self, renderer: Renderer, beginnings: Beginnings) -> None:
         self.template = renderer.template
+        self.history = histories.read(renderer.template)
         self._renderer = renderer
         self._beginnings = beginnings
         self._openings = Openings(renderer.template)
         self.pace = Pace()
         self._try_pace()
+        if not self.history.is_stable:
+            _log.warning(
+                "turns are computed again where they need not be, because of the chat template: %s", self.history
+            )
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""

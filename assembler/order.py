@@ -31,7 +31,9 @@ _PROBLEMS: Final[Mapping[tuple[Role | None, Role], str]] = {
 }
 
 _SYSTEM_REMEDY: Final = "Send one system message, as the first; what comes up later goes into a user message."
-_TURNS_REMEDY: Final = "Let user and assistant take turns, the user first; join messages of one role that follow each other."
+_TURNS_REMEDY: Final = (
+    "Let user and assistant take turns, the user first; join messages of one role that follow each other."
+)
 _TOOL_REMEDY: Final = "Send each result of a tool right after the assistant message that called it."
 _REMEDIES: Final[Mapping[Role, str]] = {
     Role.SYSTEM: _SYSTEM_REMEDY,
@@ -65,9 +67,7 @@ def refuse(found: list[Finding]) -> None:
     """Raises HermesError ROLE_ORDER or TOOL_RESULT_MISMATCH for the first finding, if there is one."""
     if found:
         first = found[0]
-        raise invalid_argument(
-            first.code, f"{first.message} {first.remedy}", message_index=str(first.message_index)
-        )
+        raise invalid_argument(first.code, f"{first.message} {first.remedy}", message_index=str(first.message_index))
 
 
 def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:

@@ -39,17 +39,22 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt."""
+    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt.
+
+    insight: prompts are looked at for what keeps the caches from hitting.
+    """
 
     unknown_role: UnknownRole = "error"
     order: OrderPolicy = field(default_factory=OrderPolicy)
     control_text: ControlPolicy = "encode"
     log_head_tail: bool = False
+    insight: bool = True
 
     def facts(self) -> tuple[str, ...]:
-        """Those that can change a prompt."""
+        """Those that can change a prompt, or what is found about it."""
         order = self.order
-        return (self.unknown_role, self.control_text, f"{order.merge_system} {order.merge_same_role} {order.strict}")
+        mends = f"{order.merge_system} {order.merge_same_role} {order.strict}"
+        return (self.unknown_role, self.control_text, mends, f"insight {self.insight}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ class Kind(Enum):
     TIME = "a time"
     UUID = "a UUID"
     HEX = "a hexadecimal id"
-    TOKEN = "a random token"
+    RANDOM = "a random token"
     LONG_NUMBER = "a long number, such as a timestamp or an id"
     NUMBER = "a number, such as a counter"
     TEXT = "a name or other text"
@@ -57,7 +57,7 @@ _UUID: Final = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _EPOCH: Final = r"1\d{9}(?:\d{3})?(?:\.\d+)?"
 _HEX: Final = r"(?:0x)?(?=[0-9]*[a-fA-F])(?:[0-9a-fA-F]{8,}|(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,7})"
 # Letters and digits mixed at random: three digits and two letters at least, and no other value in it.
-_TOKEN: Final = (
+_RANDOM: Final = (
     rf"(?![\w+/=-]*?(?:{_UUID}|{_YEAR}-\d\d-\d\d))(?=(?:[A-Za-z_+/=-]*\d){{3}})(?=(?:[\d_+/=-]*[A-Za-z]){{2}})"
     r"[0-9A-Za-z][\w+/=-]{8,}[0-9A-Za-z=]"
 )
@@ -76,7 +76,7 @@ _SEARCH: Final = re.compile(
             (Kind.TIME, _TIME),
             (Kind.LONG_NUMBER, _EPOCH),
             (Kind.HEX, _HEX),
-            (Kind.TOKEN, _TOKEN),
+            (Kind.RANDOM, _RANDOM),
             (Kind.NUMBER, _NUMBER),
         )
     )
@@ -124,7 +124,7 @@ _FAMILIES: Final = (
     (Kind.DATE_TIME, Kind.DATE, Kind.TIME),
     (Kind.LONG_NUMBER, Kind.NUMBER),
     (Kind.HEX, Kind.NUMBER, Kind.LONG_NUMBER),
-    (Kind.TOKEN, Kind.HEX, Kind.NUMBER, Kind.LONG_NUMBER),
+    (Kind.RANDOM, Kind.HEX, Kind.NUMBER, Kind.LONG_NUMBER),
 )
 
 

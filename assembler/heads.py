@@ -1,0 +1,216 @@
+"""Beginnings of recent prompts: up to where the first message of a user's begins, and a little of what comes then."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from assembler import alignment, spans
+from assembler.alignment import Gap
+from assembler.messages import Message, Role
+from assembler.spans import Kind, Look
+
+# Characters of a head, and of what comes after it; what is longer is taken to go on as it does there.
+_KEPT: Final = 16_384
+_KEPT_AFTER: Final = 8_192
+# Heads of one namespace and template that are remembered.
+_MOST_HEADS: Final = 32
+# With so many of them a new head is compared, those that are nearest to it in length.
+_MOST_TRIES: Final = 4
+# Characters at either end of two heads of which some have to be alike before more is compared.
+_EDGE: Final = 24
+# What tells conversations apart.
+_FIRST_CHARACTERS: Final = 256
+# In the words of a message that is looked for in a prompt. Longer ones take a preparation as long as the search.
+_NEEDLE: Final = 64
+_NEEDLE_TRIES: Final = 8
+
+# Dates, times and random ids change by nature: two heads that differ in nothing else tell enough. Numbers are also
+# limits and versions that people try out, and names are also other people's prompts: of those it takes so many.
+_NUMBERS: Final = 3
+_TEXTS: Final = 8
+
+
+class Place(NamedTuple):
+    """Where a message's text is in a prompt, without the white space around it: at `start`."""
+
+    message_index: int
+    start: int
+    text: str
+
+
+class Head:
+    """The beginning of a prompt. Belongs to the `Heads` that it is in."""
+
+    __slots__ = ("family", "first", "is_shared", "length", "rest", "start", "total")
+
+    def __init__(self, start: str, rest: str, length: int, total: int, first: str) -> None:
+        """start: up to the first message that is not the system's. rest: what comes after it. Both as far as kept.
+
+        length: of all that comes before that message, in characters. total: of the prompt. first: how the message
+        begins.
+        """
+        self.start = start
+        self.rest = rest
+        self.length = length
+        self.total = total
+        self.first = first
+        self.family = object()
+        """The same for heads that differ in a few places only."""
+        self.is_shared = False
+        """Whether several conversations have it."""
+
+    @property
+    def size(self) -> int:
+        """Characters that it holds."""
+        return len(self.start) + len(self.rest)
+
+
+class Change(NamedTuple):
+    """What is another in a prompt than it was. look: a value in the head's text.
+
+    alike: the stretches of text after it, up to the next change, that were the same. more: characters that are taken to
+    be the same besides, beyond what is kept.
+    """
+
+    look: Look
+    alike: tuple[str, ...]
+    more: int = 0
+
+
+def head_of(text: str, messages: tuple[Message, ...]) -> Head | None:
+    """The head of a rendered prompt; None where it cannot be told."""
+    place = 0
+    for message in messages:
+        words = message.content.strip()
+        place = found(text, words, place)
+        if place < 0:
+            return None
+        if message.role is not Role.SYSTEM:
+            start = text[: min(place, _KEPT)]
+            rest = text[place : place + _KEPT_AFTER] if place <= _KEPT else ""
+            return Head(start, rest, place, len(text), message.content[:_FIRST_CHARACTERS])
+        place += len(words)
+    return None
+
+
+def places(text: str, messages: tuple[Message, ...]) -> Iterator[Place]:
+    """Where the texts of messages are in a rendered prompt, in order, as far as the template wrote them as they are."""
+    place = 0
+    for index, message in enumerate(messages):
+        words = message.content.strip()
+        at = found(text, words, place)
+        if at < 0:
+            return
+        yield Place(index, at, words)
+        place = at + len(words)
+
+
+def found(text: str, words: str, place: int) -> int:
+    """Where words stand in a text from a place on; below 0 where they do not."""
+    at = place - 1
+    for _ in range(_NEEDLE_TRIES):
+        at = text.find(words[:_NEEDLE], at + 1)
+        if at < 0 or text.startswith(words, at):
+            return at
+    return text.find(words, at + 1)
+
+
+class Heads:
+    """Heads of recent prompts of one namespace and one template."""
+
+    def __init__(self) -> None:
+        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self.size = 0
+        """Characters that they hold."""
+
+    def is_known(self, head: Head) -> bool:
+        """Whether the head was there in a recent prompt."""
+        return head.start in self._heads
+
+    def changes(self, head: Head) -> tuple[Change, ...]:
+        """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
+        for old in self._nearest(head):
+            gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
+            if gaps:
+                head.family = old.family
+                looks = _looks(old, head, gaps)
+                are_enough = self._are_enough(head, {look.kind for look in looks})
+                return tuple(_changes(old, head, gaps, looks)) if are_enough else ()
+        return ()
+
+    def add(self, head: Head) -> None:
+        """Remembers a head, or that it was there again."""
+        old = self._heads.pop(head.start, None)
+        if old is not None:
+            head.family = old.family
+            head.is_shared = old.is_shared or old.first != head.first
+            self.size -= old.size
+        self._heads[head.start] = head
+        self.size += head.size
+        if len(self._heads) > _MOST_HEADS:
+            self.size -= self._heads.popitem(last=False)[1].size
+
+    def _nearest(self, head: Head) -> list[Head]:
+        """Heads that may differ from this one in little, the likeliest first."""
+        first, last = head.start[:_EDGE], head.start[-_EDGE:]
+        likely = [
+            old for old in reversed(self._heads.values()) if old.start[:_EDGE] == first or old.start[-_EDGE:] == last
+        ]
+        likely.sort(key=lambda old: abs(old.length - head.length))
+        return likely[:_MOST_TRIES]
+
+    def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
+        """Whether so many heads are known that changes of such kinds are no accident."""
+        if Kind.TEXT not in changed and not changed <= {Kind.NUMBER}:
+            return True
+        needed = _TEXTS if Kind.TEXT in changed else _NUMBERS
+        # Heads that several conversations have are prompts of their own.
+        alone = sum(old.family is head.family and not old.is_shared for old in self._heads.values())
+        return alone + 1 >= needed
+
+
+def _looks(old: Head, head: Head, gaps: list[Gap]) -> list[Look]:
+    """What is in the gaps, in order: values, or a whole gap as text where there is more than values in it."""
+    found: list[Look] = []
+    for gap in gaps:
+        for look in _looks_in(old.start, head.start, gap):
+            if not found or look.start >= found[-1].end:  # a long value can have two gaps in it
+                found.append(look)
+    return found
+
+
+def _looks_in(old: str, text: str, gap: Gap) -> list[Look]:
+    before, now = spans.looks(old, gap.old_start, gap.old_end), spans.looks(text, gap.start, gap.end)
+    if len(before) == len(now) and (
+        [*spans.between(old, gap.old_start, gap.old_end, before)] == [*spans.between(text, gap.start, gap.end, now)]
+    ):
+        changed = [
+            Look(spans.common(one.kind, other.kind), other.start, other.end)
+            for one, other in zip(before, now, strict=True)
+            if old[one.start : one.end] != text[other.start : other.end]
+        ]
+        if changed:
+            return changed
+    return [Look(Kind.TEXT, gap.start, gap.end)]
+
+
+def _changes(old: Head, head: Head, gaps: list[Gap], looks: list[Look]) -> Iterator[Change]:
+    for look, after in pairwise(looks):
+        yield Change(look, (head.start[look.end : after.start],))
+    last = looks[-1]
+    yield Change(last, (head.start[last.end :], *_rest(old, head)), _beyond(old, head, gaps[-1]))
+
+
+def _rest(old: Head, head: Head) -> tuple[str, ...]:
+    alike = alignment.common_length(old.rest, 0, head.rest, 0)
+    return (head.rest[:alike],) if alike else ()
+
+
+def _beyond(old: Head, head: Head, gap: Gap) -> int:
+    """Characters that are not kept, of a head that goes on alike, or of a conversation that does."""
+    if len(head.start) < head.length:
+        return head.length - len(head.start) if old.length - gap.old_end == head.length - gap.end else 0
+    if old.rest == head.rest and len(old.rest) == _KEPT_AFTER:
+        return min(old.total - old.length, head.total - head.length) - _KEPT_AFTER
+    return 0
