@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from assembler.cache.key import tag_of
 from assembler.findings import Finding
 
 # Prompts of a namespace that are summed up, and namespaces.
@@ -70,12 +71,10 @@ class Causes:
         made = [_summary(each, self._recent[each]) for each in chosen]
         return sorted(made, key=lambda each: -sum(cause.tokens for cause in each.causes))
 
-    def forget(self, namespace: str | None = None) -> None:
-        """Forgets one namespace or all."""
-        if namespace is None:
-            self._recent.clear()
-        else:
-            self._recent.pop(namespace, None)
+    def forget(self, tag: str | None) -> None:
+        """Forgets the namespace of that tag, or all."""
+        for namespace in [each for each in self._recent if tag in (None, tag_of(each))]:
+            del self._recent[namespace]
 
 
 def _summary(namespace: str, recent: deque[_Told | None]) -> Summary:

@@ -58,6 +58,10 @@ class Rewrite(Enum):
         self.message = message
         self.remedy = remedy
 
+    @property
+    def sentence(self) -> str:
+        return f"The chat template changes earlier turns: {self.message}."
+
 
 @dataclass(frozen=True, slots=True)
 class History:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from assembler import heads, histories
+from assembler.cache.key import tag_of
 from assembler.causes import Causes, Summary
 from assembler.drafts import Asked, Draft, Drafts
 from assembler.findings import DYNAMIC_PREFIX, UNSTABLE_HISTORY, Finding
@@ -73,10 +74,11 @@ class Insight:
         """What was found in recent prompts of one namespace, or of all."""
         return self._causes.summaries(namespace)
 
-    def forget(self, namespace: str | None = None) -> None:
-        """Forgets the prompts of one namespace or of all."""
-        self._causes.forget(namespace)
-        for scope in [each for each in self._heads if namespace in (None, each.namespace)]:
+    def forget(self, tag: str | None) -> None:
+        """Forgets the prompts of the namespace of that tag, or of all."""
+        self._causes.forget(tag)
+        self._counted.clear()
+        for scope in [each for each in self._heads if tag in (None, tag_of(each.namespace))]:
             self._characters -= self._heads.pop(scope).size
 
     async def prefix(self, drafts: Drafts, draft: Draft, use: CacheUse) -> tuple[Finding, ...]:

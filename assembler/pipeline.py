@@ -11,6 +11,7 @@ from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
 from assembler.drafts import Asked, Draft, Drafts, Sheet
 from assembler.findings import Finding
+from assembler.histories import Rewrite
 from assembler.insight import Insight
 from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
@@ -54,6 +55,12 @@ class Assembler:
         self._tool_drafts = self._drafting(files.tool_template) or self._drafts
         self._bench = Workbench()
         self.insight = Insight(files.tokenizer, self._bench) if self._policies.insight else None
+
+    @property
+    def rewrites(self) -> list[Rewrite]:
+        """What the model's templates do to earlier turns, so that those are computed again."""
+        histories = [each.history for each in (self._drafts, self._tool_drafts) if each is not None]
+        return list(dict.fromkeys(rewrite for history in histories for rewrite in history.rewrites))
 
     def close(self) -> None:
         self._bench.close()

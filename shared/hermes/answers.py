@@ -43,6 +43,13 @@ class Warning(NamedTuple):  # noqa: A001 - the contract's name
     code: str
     message: str
     message_index: int | None
+    remedy: str = ""
+    """A sentence that says what to do."""
+    tokens: int = 0
+    """Of the prompt, that had to be computed again because of it; an estimate."""
+    start: int | None = None
+    end: int | None = None
+    """The characters of the message's text that it is about, where it is about some."""
 
 
 class TokenLogprob(NamedTuple):
@@ -244,10 +251,20 @@ def assembly_info(info: assembler_pb2.AssemblyInfo) -> AssemblyInfo:
         template_version=info.template_version,
         tokenizer_fingerprint=info.tokenizer_fingerprint,
         dropped_rounds=info.dropped_rounds,
-        warnings=tuple(
-            Warning(w.code, w.message, w.message_index if w.HasField("message_index") else None) for w in info.warnings
-        ),
+        warnings=tuple(map(_warning, info.warnings)),
         timings=_timings(info.timings),
+    )
+
+
+def _warning(warning: assembler_pb2.Warning) -> Warning:
+    return Warning(
+        code=warning.code,
+        message=warning.message,
+        message_index=warning.message_index if warning.HasField("message_index") else None,
+        remedy=warning.remedy,
+        tokens=warning.tokens,
+        start=warning.start if warning.HasField("start") else None,
+        end=warning.end if warning.HasField("end") else None,
     )
 
 

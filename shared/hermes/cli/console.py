@@ -86,7 +86,8 @@ def warn_about(info: AssemblyInfo) -> None:
     """What the assembler found odd about the prompt."""
     for warning in info.warnings:
         place = "" if warning.message_index is None else f" (message {warning.message_index})"
-        err.print(f"warning: {warning.message}{place} [{warning.code}]", style="yellow", markup=False)
+        remedy = f" {warning.remedy}" if warning.remedy else ""
+        err.print(f"warning: {warning.message}{remedy}{place} [{warning.code}]", style="yellow", markup=False)
 
 
 def stats_of(answer: Answer) -> str:
