@@ -1,16 +1,23 @@
 """Where two texts differ that are alike otherwise, as two prompts made from one pattern are."""
 
 import re
+from itertools import chain
 from typing import Final, NamedTuple
 
 # A longer stretch is no value that was filled in.
 _MOST_SPAN: Final = 160
 # More places than this, and the texts are not of one pattern.
 _MOST_GAPS: Final = 8
+# By so much texts of one pattern can differ in length.
+MOST_CHARACTERS: Final = _MOST_GAPS * _MOST_SPAN
 # Where so many characters are alike, what differs is over. Two values closer than this are one gap.
 _ANCHOR: Final = 16
 # The beginning of a value that differs in its end alone is no farther off.
 _MOST_BACK: Final = 64
+# Of a text that is longer, some characters at so many places, less one, tell whether it is worth a comparison.
+_LONG: Final = 256
+_PARTS: Final = 5
+_PART_CHARACTERS: Final = 40
 # Characters that are compared at first; then twice as many, until something differs.
 _FIRST_STEP: Final = 512
 _RUN: Final = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]+")
@@ -44,6 +51,20 @@ def common_length(one: str, place: int, other: str, other_place: int) -> int:
         else:
             step = half
     return done
+
+
+def are_alike(old: str, text: str) -> bool:
+    """Whether a text has something of the middle of an old one at about the same place; a quick look before a long one.
+
+    True for short texts.
+    """
+    if len(old) < _LONG:
+        return True
+    for part in range(1, _PARTS):
+        at = len(old) * part // _PARTS
+        if text.find(old[at : at + _PART_CHARACTERS], max(0, at - MOST_CHARACTERS), at + MOST_CHARACTERS) >= 0:
+            return True
+    return False
 
 
 def gaps(old: str, text: str, *, are_whole: bool) -> list[Gap] | None:
@@ -82,7 +103,7 @@ def _gap(old: str, old_at: int, text: str, at: int) -> Gap | None:
     """The gap that begins at two places: up to where the texts go on alike."""
     last = min(len(old), old_at + _MOST_SPAN)
     ends = (match.end() for match in _RUN.finditer(old, old_at, last))
-    for old_end in (old_at, *ends):
+    for old_end in chain((old_at,), ends):
         anchor = old[old_end : old_end + _ANCHOR]
         most = min(len(text), at + _MOST_SPAN + len(anchor))
         if len(anchor) == _ANCHOR:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from assembler import alignment, spans
+from assembler import alignment, places, spans
 from assembler.alignment import Gap
 from assembler.messages import Message, Role
 from assembler.spans import Kind, Look
@@ -16,27 +16,16 @@ _KEPT_AFTER: Final = 8_192
 # Heads of one namespace and template that are remembered.
 _MOST_HEADS: Final = 32
 # With so many of them a new head is compared, those that are nearest to it in length.
-_MOST_TRIES: Final = 4
+_MOST_TRIES: Final = 3
 # Characters at either end of two heads of which some have to be alike before more is compared.
 _EDGE: Final = 24
 # What tells conversations apart.
 _FIRST_CHARACTERS: Final = 256
-# In the words of a message that is looked for in a prompt. Longer ones take a preparation as long as the search.
-_NEEDLE: Final = 64
-_NEEDLE_TRIES: Final = 8
 
 # Dates, times and random ids change by nature: two heads that differ in nothing else tell enough. Numbers are also
 # limits and versions that people try out, and names are also other people's prompts: of those it takes so many.
 _NUMBERS: Final = 3
 _TEXTS: Final = 8
-
-
-class Place(NamedTuple):
-    """Where a message's text is in a prompt, without the white space around it: at `start`."""
-
-    message_index: int
-    start: int
-    text: str
 
 
 class Head:
@@ -69,51 +58,23 @@ class Head:
 class Change(NamedTuple):
     """What is another in a prompt than it was. look: a value in the head's text.
 
-    alike: the stretches of text after it, up to the next change, that were the same. more: characters that are taken to
-    be the same besides, beyond what is kept.
+    alike: the text after it, up to the next change or the end of the head, that is the same. more: characters that are
+    the same besides, after the head, or as far as can be told where it is longer than what is kept.
     """
 
     look: Look
-    alike: tuple[str, ...]
+    alike: str
     more: int = 0
 
 
 def head_of(text: str, messages: tuple[Message, ...]) -> Head | None:
     """The head of a rendered prompt; None where it cannot be told."""
-    place = 0
-    for message in messages:
-        words = message.content.strip()
-        place = found(text, words, place)
-        if place < 0:
-            return None
+    for message, place in zip(messages, places.of(text, messages), strict=False):
         if message.role is not Role.SYSTEM:
-            start = text[: min(place, _KEPT)]
-            rest = text[place : place + _KEPT_AFTER] if place <= _KEPT else ""
-            return Head(start, rest, place, len(text), message.content[:_FIRST_CHARACTERS])
-        place += len(words)
+            start = text[: min(place.start, _KEPT)]
+            rest = text[place.start : place.start + _KEPT_AFTER] if place.start <= _KEPT else ""
+            return Head(start, rest, place.start, len(text), message.content[:_FIRST_CHARACTERS])
     return None
-
-
-def places(text: str, messages: tuple[Message, ...]) -> Iterator[Place]:
-    """Where the texts of messages are in a rendered prompt, in order, as far as the template wrote them as they are."""
-    place = 0
-    for index, message in enumerate(messages):
-        words = message.content.strip()
-        at = found(text, words, place)
-        if at < 0:
-            return
-        yield Place(index, at, words)
-        place = at + len(words)
-
-
-def found(text: str, words: str, place: int) -> int:
-    """Where words stand in a text from a place on; below 0 where they do not."""
-    at = place - 1
-    for _ in range(_NEEDLE_TRIES):
-        at = text.find(words[:_NEEDLE], at + 1)
-        if at < 0 or text.startswith(words, at):
-            return at
-    return text.find(words, at + 1)
 
 
 class Heads:
@@ -132,7 +93,7 @@ class Heads:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
         for old in self._nearest(head):
             gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
-            if gaps:
+            if gaps is not None:
                 head.family = old.family
                 looks = _looks(old, head, gaps)
                 are_enough = self._are_enough(head, {look.kind for look in looks})
@@ -151,14 +112,17 @@ class Heads:
         if len(self._heads) > _MOST_HEADS:
             self.size -= self._heads.popitem(last=False)[1].size
 
-    def _nearest(self, head: Head) -> list[Head]:
+    def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
         likely = [
-            old for old in reversed(self._heads.values()) if old.start[:_EDGE] == first or old.start[-_EDGE:] == last
+            old
+            for old in reversed(self._heads.values())
+            if abs(old.length - head.length) <= alignment.MOST_CHARACTERS
+            and (old.start.startswith(first) or old.start.endswith(last))
         ]
         likely.sort(key=lambda old: abs(old.length - head.length))
-        return likely[:_MOST_TRIES]
+        return (old for old in likely[:_MOST_TRIES] if alignment.are_alike(old.start, head.start))
 
     def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
         """Whether so many heads are known that changes of such kinds are no accident."""
@@ -197,20 +161,16 @@ def _looks_in(old: str, text: str, gap: Gap) -> list[Look]:
 
 def _changes(old: Head, head: Head, gaps: list[Gap], looks: list[Look]) -> Iterator[Change]:
     for look, after in pairwise(looks):
-        yield Change(look, (head.start[look.end : after.start],))
+        yield Change(look, head.start[look.end : after.start])
     last = looks[-1]
-    yield Change(last, (head.start[last.end :], *_rest(old, head)), _beyond(old, head, gaps[-1]))
+    yield Change(last, head.start[last.end :], _more(old, head, gaps[-1]))
 
 
-def _rest(old: Head, head: Head) -> tuple[str, ...]:
-    alike = alignment.common_length(old.rest, 0, head.rest, 0)
-    return (head.rest[:alike],) if alike else ()
-
-
-def _beyond(old: Head, head: Head, gap: Gap) -> int:
-    """Characters that are not kept, of a head that goes on alike, or of a conversation that does."""
+def _more(old: Head, head: Head, gap: Gap) -> int:
+    """Characters after the kept part of a head that are the same: of the head itself, or of the conversation."""
     if len(head.start) < head.length:
         return head.length - len(head.start) if old.length - gap.old_end == head.length - gap.end else 0
-    if old.rest == head.rest and len(old.rest) == _KEPT_AFTER:
-        return min(old.total - old.length, head.total - head.length) - _KEPT_AFTER
-    return 0
+    alike = alignment.common_length(old.rest, 0, head.rest, 0)
+    if alike == _KEPT_AFTER:
+        return min(old.total - old.length, head.total - head.length)
+    return alike

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
-from assembler import heads, probes
+from assembler import places, probes
 from assembler.alignment import common_length
 from assembler.messages import Conversation, Role
 from assembler.probes import Turn
@@ -138,7 +138,7 @@ def lost(
     start = min(
         _parting(asked, text),
         _parting(told, text),
-        len(text) if heads.found(text, messages[answer].content.strip(), len(asked)) >= 0 else len(asked),
+        len(text) if places.found(text, messages[answer].content, len(asked)) >= 0 else len(asked),
     )
     end = text.rfind(words) + len(words) if words else min(len(asked), len(text))
     return Lost(start, end, _message_at(text, conversation, start)) if start < end else None
@@ -162,7 +162,7 @@ _LAST_CHARACTERS: Final = 48
 def _message_at(text: str, conversation: Conversation, place: int) -> int | None:
     """The last message that begins before a place of the prompt, or at it."""
     last = None
-    for each in heads.places(text, conversation.messages):
+    for each in places.of(text, conversation.messages):
         if each.start > place:
             break
         last = each.message_index

@@ -15,7 +15,7 @@ import logging
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from assembler import heads, histories
+from assembler import heads, histories, places
 from assembler.cache.key import tag_of
 from assembler.causes import Causes, Summary
 from assembler.drafts import Asked, Draft, Drafts
@@ -146,7 +146,8 @@ class Insight:
     async def _told(self, change: Change, draft: Draft, namespace: str) -> Finding:
         """A change as the caller is told, and the log once."""
         where = _where(change, draft)
-        tokens = await self._alike(change)
+        # What is not kept, or is another conversation's, is not worth an encoding: as many as in all of the prompt.
+        tokens = await self._tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
         kind = change.look.kind
         value = draft.sheet.text[change.look.start : change.look.end]
         quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"
@@ -161,12 +162,6 @@ class Insight:
             where.start,
             None if where.start is None else where.start + len(value),
         )
-
-    async def _alike(self, change: Change) -> int:
-        """Tokens of what is alike after a change."""
-        tokens = sum([await self._tokens(stretch) for stretch in change.alike])
-        characters = sum(map(len, change.alike))
-        return tokens + (change.more * tokens // characters if characters else 0)
 
     async def _tokens(self, stretch: str) -> int:
         tokens = self._counted.pop(stretch, None)
@@ -227,12 +222,11 @@ _VARIABLES: Final = _Where(
 
 def _where(change: Change, draft: Draft) -> _Where:
     sheet, look = draft.sheet, change.look
-    for place in heads.places(sheet.text, sheet.conversation.messages):
+    for place in places.of(sheet.text, sheet.conversation.messages):
         if place.start > look.start:
             break
-        if look.end <= place.start + len(place.text):
-            content = sheet.conversation.messages[place.message_index].content
-            start = look.start - place.start + len(content) - len(content.lstrip())
+        if look.end <= place.end:
+            start = look.start - place.start + place.skipped
             return _Where(f"message {place.message_index}", "has", _MESSAGE_REMEDY, place.message_index, start)
     value = sheet.text[look.start : look.end]
     if value in sheet.asked.kwargs_json:

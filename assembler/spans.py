@@ -56,10 +56,12 @@ _UUID: Final = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 # Seconds and milliseconds since 1970, from 2001 to 2033.
 _EPOCH: Final = r"1\d{9}(?:\d{3})?(?:\.\d+)?"
 _HEX: Final = r"(?:0x)?(?=[0-9]*[a-fA-F])(?:[0-9a-fA-F]{8,}|(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,7})"
-# Letters and digits mixed at random: three digits and two letters at least, and no other value in it.
+# Letters and digits mixed at random, three digits and two letters at least; a long one may have the marks of base64 in
+# it, but no other value.
+_MIXED: Final = r"(?=(?:[A-Za-z_+/=-]*\d){3})(?=(?:[\d_+/=-]*[A-Za-z]){2})"
 _RANDOM: Final = (
-    rf"(?![\w+/=-]*?(?:{_UUID}|{_YEAR}-\d\d-\d\d))(?=(?:[A-Za-z_+/=-]*\d){{3}})(?=(?:[\d_+/=-]*[A-Za-z]){{2}})"
-    r"[0-9A-Za-z][\w+/=-]{8,}[0-9A-Za-z=]"
+    rf"{_MIXED}(?:[0-9A-Za-z]{{10,}}"
+    rf"|(?![\w+/=-]*?(?:{_UUID}|{_YEAR}[-/]\d\d[-/]\d\d|[0-9a-f]{{8}}|[0-9A-F]{{8}}))[0-9A-Za-z][\w+/-]{{18,}}[0-9A-Za-z]={{0,2}})"
 )
 _NUMBER: Final = r"\d+(?:[.,_]\d+)*"
 
