@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
 from assembler import alignment, places, spans
@@ -15,10 +15,11 @@ _KEPT: Final = 16_384
 _KEPT_AFTER: Final = 8_192
 # Heads of one namespace and template that are remembered.
 _MOST_HEADS: Final = 32
-# With so many of them a new head is compared, those that are nearest to it in length.
+# With so many of them a new head is compared, the nearest in length; at so many it has a quick look.
 _MOST_TRIES: Final = 3
-# Characters at either end of two heads of which some have to be alike before more is compared.
-_EDGE: Final = 24
+_MOST_LOOKS: Final = 8
+# Characters at the ends of heads; those that have either end in common are compared first.
+_EDGE: Final = 48
 # What tells conversations apart.
 _FIRST_CHARACTERS: Final = 256
 
@@ -93,6 +94,9 @@ class Heads:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
         for old in self._nearest(head):
             gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
+            if gaps == []:  # as far as it is kept, it was there before
+                head.family = old.family
+                return ()
             if gaps is not None:
                 head.family = old.family
                 looks = _looks(old, head, gaps)
@@ -115,14 +119,15 @@ class Heads:
     def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
-        likely = [
-            old
-            for old in reversed(self._heads.values())
-            if abs(old.length - head.length) <= alignment.MOST_CHARACTERS
-            and (old.start.startswith(first) or old.start.endswith(last))
-        ]
-        likely.sort(key=lambda old: abs(old.length - head.length))
-        return (old for old in likely[:_MOST_TRIES] if alignment.are_alike(old.start, head.start))
+        likely = []
+        for place, old in enumerate(reversed(self._heads.values())):
+            apart = abs(old.length - head.length)
+            if apart <= alignment.MOST_CHARACTERS:
+                has_edge = old.start.startswith(first) or old.start.endswith(last)
+                likely.append((not has_edge, apart, place, old))
+        likely.sort()  # the later of two that are as near comes first; no two have the same place
+        alike = (old for *_, old in likely[:_MOST_LOOKS] if alignment.are_alike(old.start, head.start))
+        return islice(alike, _MOST_TRIES)
 
     def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
         """Whether so many heads are known that changes of such kinds are no accident."""
