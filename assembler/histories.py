@@ -9,6 +9,7 @@ rendering its last turn again.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from assembler import places, probes
@@ -81,12 +82,12 @@ class History:
 class Lost(NamedTuple):
     """A stretch of a prompt that its last turn would have had, if the template wrote that as it was.
 
-    message_index: the message in which it begins, as far as can be told.
+    message_index: the message in which it begins, or before it.
     """
 
     start: int
     end: int
-    message_index: int | None
+    message_index: int
 
 
 _OPEN: Final = RenderOptions()
@@ -159,14 +160,10 @@ def _words(content: str) -> str:
 _LAST_CHARACTERS: Final = 48
 
 
-def _message_at(text: str, conversation: Conversation, place: int) -> int | None:
-    """The last message that begins before a place of the prompt, or at it."""
-    last = None
-    for each in places.of(text, conversation.messages):
-        if each.start > place:
-            break
-        last = each.message_index
-    return last
+def _message_at(text: str, conversation: Conversation, place: int) -> int:
+    """The first message that ends behind a place of the prompt, or that is not written as it came."""
+    before = takewhile(lambda each: each.end <= place, places.of(text, conversation.messages))
+    return sum(1 for _ in before)
 
 
 def _is_rewritten(template: ChatTemplate, turn: Turn) -> bool:
@@ -177,7 +174,8 @@ def _is_rewritten(template: ChatTemplate, turn: Turn) -> bool:
 
 
 def _drops_reasoning(template: ChatTemplate) -> bool:
-    if _is_rewritten(template, probes.REASONING_TURN):
+    earlier, later = (_text(template, each) for each in probes.REASONING_TURN[:2])
+    if earlier and later and probes.shows_reasoning(earlier) and not probes.shows_reasoning(later):
         return True
     marks = marks_of(template.words)
     written = None if marks is None else _text(template, probes.reasoning_in_text(marks.begin, marks.end))
