@@ -51,10 +51,9 @@ class Policies:
     insight: bool = True
 
     def facts(self) -> tuple[str, ...]:
-        """Those that can change a prompt, or what is found about it."""
+        """Those that can change a prompt."""
         order = self.order
-        mends = f"{order.merge_system} {order.merge_same_role} {order.strict}"
-        return (self.unknown_role, self.control_text, mends, f"insight {self.insight}")
+        return (self.unknown_role, self.control_text, f"{order.merge_system} {order.merge_same_role} {order.strict}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 _OVERHEAD_BYTES: Final = 512
 # By so much the clocks of processes that share a disk may differ.
 _CLOCK_SECONDS: Final = 60.0
-# A finding besides its message: its tuple, its index, its place in the list.
-_FINDING_BYTES: Final = 120
+# A finding besides its message and its remedy: its tuple, its index, its place in the list.
+_FINDING_BYTES: Final = 140
 
 
 class DamagedError(ValueError):
