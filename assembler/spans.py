@@ -57,16 +57,17 @@ _UUID: Final = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _EPOCH: Final = r"1\d{9}(?:\d{3})?(?:\.\d+)?"
 _HEX: Final = r"(?:0x)?(?=[0-9]*[a-fA-F])(?:[0-9a-fA-F]{8,}|(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,7})"
 # Letters and digits mixed at random, three digits and two letters at least; a long one may have the marks of base64 in
-# it, but no other value.
-_MIXED: Final = r"(?=(?:[A-Za-z_+/=-]*\d){3})(?=(?:[\d_+/=-]*[A-Za-z]){2})"
+# it, but no other value. What is looked ahead for is looked for once in each run of such characters.
 _RANDOM: Final = (
-    rf"{_MIXED}(?:[0-9A-Za-z]{{10,}}"
-    rf"|(?![\w+/=-]*?(?:{_UUID}|{_YEAR}[-/]\d\d[-/]\d\d|[0-9a-f]{{8}}|[0-9A-F]{{8}}))[0-9A-Za-z][\w+/-]{{18,}}[0-9A-Za-z]={{0,2}})"
+    r"(?=(?:[A-Za-z]*\d){3})(?=(?:\d*[A-Za-z]){2})[0-9A-Za-z]{10,}"
+    r"|(?<![\w+/=-])(?=(?:[A-Za-z_+/-]*\d){3})(?=(?:[\d_+/-]*[A-Za-z]){2})"
+    rf"(?![\w+/-]*?(?:{_UUID}|{_YEAR}[-/]\d\d[-/]\d\d|[0-9a-f]{{8}}|[0-9A-F]{{8}}))"
+    r"[0-9A-Za-z][\w+/-]{18,}[0-9A-Za-z]={0,2}"
 )
 _NUMBER: Final = r"\d+(?:[.,_]\d+)*"
 
 # Where no value begins: in words without a digit and a capital letter, unless they could be hexadecimal.
-_BEGINS: Final = r"(?=[0-9A-Z星周]|[a-f]{8}|[a-z_+/=-]+[0-9A-Z])"
+_BEGINS: Final = r"(?=[0-9A-Z星周]|[a-z]+[0-9A-Z_+/-]|[a-f]{8})"
 # Values do not stand inside of words, but CJK text has no spaces around them.
 _SEARCH: Final = re.compile(
     rf"(?<![0-9A-Za-z]){_BEGINS}(?:"
@@ -87,8 +88,8 @@ _SEARCH: Final = re.compile(
 )
 # Shorter numbers are limits, versions and years, which people try out and change by hand.
 _LONG_NUMBER_DIGITS: Final = 5
-# A value may begin and end so far outside of what differs in it: a UUID nearly all of its length.
-_AROUND: Final = 32
+# A value may begin and end so far outside of what differs in it: a UUID has 36 characters.
+_AROUND: Final = 40
 
 
 def looks(text: str, start: int, end: int) -> list[Look]:
