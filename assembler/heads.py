@@ -92,16 +92,16 @@ class Heads:
 
     def changes(self, head: Head) -> tuple[Change, ...]:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
-        for old in self._nearest(head):
+        for old in islice(self._nearest(head), _MOST_TRIES):
             gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
-            if gaps == []:  # as far as it is kept, it was there before
-                head.family = old.family
+            if gaps is None:
+                continue
+            head.family = old.family
+            if not gaps:  # as far as it is kept, it was there before
                 return ()
-            if gaps is not None:
-                head.family = old.family
-                looks = _looks(old, head, gaps)
-                are_enough = self._are_enough(head, {look.kind for look in looks})
-                return tuple(_changes(old, head, gaps, looks)) if are_enough else ()
+            looks = _looks(old, head, gaps)
+            if self._are_enough(head, {look.kind for look in looks}):
+                return tuple(_changes(old, head, gaps, looks))
         return ()
 
     def add(self, head: Head) -> None:
@@ -118,16 +118,18 @@ class Heads:
 
     def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
+        latest = next(reversed(self._heads.values()), None)
+        if latest is not None and alignment.are_alike(latest.start, head.start):
+            yield latest
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
         likely = []
         for place, old in enumerate(reversed(self._heads.values())):
             apart = abs(old.length - head.length)
-            if apart <= alignment.MOST_CHARACTERS:
+            if apart <= alignment.MOST_CHARACTERS and old is not latest:
                 has_edge = old.start.startswith(first) or old.start.endswith(last)
                 likely.append((not has_edge, apart, place, old))
         likely.sort()  # the later of two that are as near comes first; no two have the same place
-        alike = (old for *_, old in likely[:_MOST_LOOKS] if alignment.are_alike(old.start, head.start))
-        return islice(alike, _MOST_TRIES)
+        yield from (old for *_, old in likely[:_MOST_LOOKS] if alignment.are_alike(old.start, head.start))
 
     def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
         """Whether so many heads are known that changes of such kinds are no accident."""
