@@ -27,6 +27,7 @@ from assembler.spans import Kind
 from assembler.templates import RenderOptions
 from assembler.tokenizer import Tokenizer
 from assembler.tools import Tool
+from assembler.truncation import Truncated
 from assembler.workbench import Workbench
 
 # Heads of so many namespaces and templates, and so many characters of them: 8 MiB, or 32 where emoji are among them.
@@ -100,11 +101,11 @@ class Insight:
             self._make_room(scope)
         return tuple([await self._told(change, draft, use.namespace) for change in changes])
 
-    async def history(self, drafts: Drafts, draft: Draft) -> tuple[Finding, ...]:
+    async def history(self, drafts: Drafts, fitted: Truncated[Draft]) -> tuple[Finding, ...]:
         """What the template's way with earlier turns costs a prompt: UNSTABLE_HISTORY."""
         if drafts.history.is_stable:
             return ()
-        sheet = draft.sheet
+        sheet = fitted.prompt.sheet
         conversation, kwargs_json = sheet.conversation, sheet.asked.kwargs_json
 
         def render(earlier: Conversation, options: RenderOptions) -> str:
@@ -126,7 +127,8 @@ class Insight:
             f"({drafts.history}): {tokens} tokens that the last turn had "
             "cannot come from the prefix cache."
         )
-        return (Finding(UNSTABLE_HISTORY, message, lost.message_index, drafts.history.rewrites[0].remedy, tokens),)
+        index = lost.message_index + (len(fitted.dropped) if lost.message_index >= fitted.dropped.start else 0)
+        return (Finding(UNSTABLE_HISTORY, message, index, drafts.history.rewrites[0].remedy, tokens),)
 
     def _recent(self, scope: _Scope) -> Heads:
         recent = self._heads.get(scope)

@@ -114,7 +114,7 @@ class Assembler:
         fitted = await self._fitted(order, drafts, whole)
         draft = fitted.prompt
         limits.check_length(draft.tokens, order.max_tokens)
-        odd, passing = await self._looked_at(drafts, draft, order)
+        odd, passing = await self._looked_at(drafts, fitted, order)
         found = findings.summed_up((*sheet.rendered.findings, *odd))
         entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, found)
         self._recall.keep_prompt(key, entry, order.cache)
@@ -217,12 +217,13 @@ class Assembler:
             )
 
     async def _looked_at(
-        self, drafts: Drafts, draft: Draft, order: Order
+        self, drafts: Drafts, fitted: Truncated[Draft], order: Order
     ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         """What keeps the caches from hitting a prompt: by itself, and after those before it."""
         if self.insight is None:
             return (), ()
-        return await self.insight.history(drafts, draft), await self.insight.prefix(drafts, draft, order.cache)
+        passing = await self.insight.prefix(drafts, fitted.prompt, order.cache)
+        return await self.insight.history(drafts, fitted), passing
 
     def _found(self, found: tuple[Finding, ...], order: Order) -> None:
         """Counts what was found."""

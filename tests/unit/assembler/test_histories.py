@@ -12,9 +12,10 @@ from assembler.findings import UNSTABLE_HISTORY, Finding
 from assembler.histories import History, Rewrite
 from assembler.jinja_template import JinjaTemplate
 from assembler.model_files import ModelFiles
-from assembler.orders import Order
+from assembler.orders import Fitting, Order
 from assembler.pipeline import Assembler
 from assembler.recall import CacheUse
+from assembler.truncation import Window
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.caching import remembering
 from tests.unit.assembler.model_styles import STYLES
@@ -128,6 +129,19 @@ async def test_a_system_text_that_moves_costs_all_that_comes_after_its_old_place
     assert abs(found.tokens - again) < 0.1 * again
     assert common < 10
     assert found.message_index == 0
+
+
+async def test_the_message_is_that_of_the_callers_list_also_where_rounds_were_dropped(
+    styled: dict[str, ModelFiles],
+) -> None:
+    rounds = [turn for at in range(9) for turn in (("user", f"Which? {at} " * 9), ("assistant", f"{at} {ANSWER}"))]
+    prompt = chat(("system", "Be brief."), *rounds, ("user", "And?"))
+    assembler = Assembler(styled["qwen3"])
+    fitting = Fitting(Window(1500), "rounds")
+    assembled = await assembler.assemble(Order(prompt, 1500, fitting=fitting))
+    assembler.close()
+    assert assembled.dropped_rounds > 0
+    assert [each.message_index for each in assembled.findings] == [18]
 
 
 async def test_the_first_turn_of_a_conversation_loses_nothing(styled: dict[str, ModelFiles]) -> None:
