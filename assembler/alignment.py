@@ -4,6 +4,8 @@ import re
 from itertools import chain
 from typing import Final, NamedTuple
 
+# At the end of a head every template writes something more, two line ends at least; else the two end at odd places.
+_LEAST_END: Final = 2
 # A longer stretch is no value that was filled in.
 _MOST_SPAN: Final = 160
 # More places than this, and the texts are not of one pattern.
@@ -108,6 +110,8 @@ def _gap(old: str, old_at: int, text: str, at: int) -> Gap | None:
         most = min(len(text), at + _MOST_SPAN + len(anchor))
         if len(anchor) == _ANCHOR:
             end = text.find(anchor, at, most)
+        elif len(anchor) < _LEAST_END:
+            return None
         else:  # what is left of the old text has to be what is left of this one
             end = len(text) - len(anchor)
             if most != len(text) or end < at or not text.endswith(anchor):

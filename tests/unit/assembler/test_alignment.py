@@ -59,7 +59,7 @@ def test_a_value_at_either_end_and_one_that_is_left_out_are_gaps() -> None:
     rest = " and this is the rest of a text"
     for old, new, gap in (
         ("4711" + rest, "12" + rest, (0, 4, 0, 2)),
-        ("see 4711", "see 12", (4, 8, 4, 6)),
+        ("see 4711\n\n", "see 12\n\n", (4, 8, 4, 6)),
         ("see 4711 then" + rest, "see then" + rest, (4, 9, 4, 4)),
         ("see then" + rest, "see 4711 then" + rest, (4, 4, 4, 9)),
     ):
@@ -70,7 +70,12 @@ def test_texts_that_were_cut_off_need_not_end_together() -> None:
     text = "You are a helper. Number {} is yours. " + "Be kind to all who ask. " * 8
     old, new = text.format(9)[:100], text.format(10_000)[:100]
     assert alignment.gaps(old, new, are_whole=False) == [(25, 26, 25, 30)]
-    assert alignment.gaps(old, new, are_whole=True) == [(25, 26, 25, 30), (96, 100, 100, 100)]
+    assert alignment.gaps(old, new, are_whole=True) is None
+
+
+def test_texts_that_end_in_other_ways_are_not_of_one_pattern() -> None:
+    assert alignment.gaps("You are a helper of", "You are a helper of a shop", are_whole=True) is None
+    assert alignment.gaps("You are a helper of Ada", "You are a helper of Béla", are_whole=True) is None
 
 
 def test_a_long_stretch_and_many_places_are_no_values() -> None:

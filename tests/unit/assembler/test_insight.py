@@ -210,6 +210,27 @@ async def test_names_of_prompts_that_several_conversations_have_are_nothing_to_t
             assert await dynamic(assembler, use, *turns) == []
 
 
+async def test_questions_whose_words_the_template_itself_writes_are_nothing_to_tell(
+    assembler: Assembler, use: CacheUse
+) -> None:
+    """Without a system message the template has its own, in which the question is found before it comes."""
+    for words in (
+        "AI",
+        "assistant",
+        "named",
+        "trained",
+        "Hugging",
+        "Face",
+        "by",
+        "helpful",
+        "are",
+        "You",
+        "SmolLM",
+        "a",
+    ):
+        assert await dynamic(assembler, use, ("user", words)) == []
+
+
 async def test_the_second_system_message_is_named_and_white_space_before_a_text_counts(
     assembler: Assembler, use: CacheUse
 ) -> None:
