@@ -32,7 +32,7 @@ _TEXTS: Final = 8
 class Head:
     """The beginning of a prompt. Belongs to the `Heads` that it is in."""
 
-    __slots__ = ("family", "first", "is_shared", "length", "rest", "start", "total")
+    __slots__ = ("family", "first", "is_shared", "length", "look", "rest", "start", "total")
 
     def __init__(self, start: str, rest: str, length: int, total: int, first: str) -> None:
         """start: up to the first message that is not the system's. rest: what comes after it. Both as far as kept.
@@ -49,6 +49,8 @@ class Head:
         """The same for heads that differ in a few places only."""
         self.is_shared = False
         """Whether several conversations have it."""
+        self.look: Look | None = None
+        """The one value in it that was told to change."""
 
     @property
     def size(self) -> int:
@@ -92,6 +94,10 @@ class Heads:
 
     def changes(self, head: Head) -> tuple[Change, ...]:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
+        latest = next(reversed(self._heads.values()), None)
+        again = None if latest is None else _again(latest, head)
+        if again is not None:
+            return (again,)
         for old in islice(self._nearest(head), _MOST_TRIES):
             gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
             if gaps is None:
@@ -101,6 +107,7 @@ class Heads:
                 return ()
             looks = _looks(old, head, gaps)
             if self._are_enough(head, {look.kind for look in looks}):
+                head.look = looks[0] if len(looks) == 1 else None
                 return tuple(_changes(old, head, gaps, looks))
         return ()
 
@@ -108,7 +115,7 @@ class Heads:
         """Remembers a head, or that it was there again."""
         old = self._heads.pop(head.start, None)
         if old is not None:
-            head.family = old.family
+            head.family, head.look = old.family, old.look
             head.is_shared = old.is_shared or old.first != head.first
             self.size -= old.size
         self._heads[head.start] = head
@@ -139,6 +146,24 @@ class Heads:
         # Heads that several conversations have are prompts of their own.
         alone = sum(old.family is head.family and not old.is_shared for old in self._heads.values())
         return alone + 1 >= needed
+
+
+def _again(old: Head, head: Head) -> Change | None:
+    """The change, where all that changes is the one value that was told to change before. Takes a third of the time."""
+    look = old.look
+    if look is None or look.kind is Kind.TEXT:
+        return None
+    after = old.start[look.end :]
+    end = len(head.start) - len(after)
+    is_alike = head.start.endswith(after) and head.start.startswith(old.start[: look.start])
+    found = spans.looks(head.start, look.start, end) if is_alike and look.start < end else []
+    if [(each.start, each.end) for each in found] != [(look.start, end)]:
+        return None
+    kind = spans.common(look.kind, found[0].kind)
+    if kind is Kind.TEXT:
+        return None
+    head.family, head.look = old.family, Look(kind, look.start, end)
+    return Change(head.look, after, _more(old, head, Gap(look.start, look.end, look.start, end)))
 
 
 def _looks(old: Head, head: Head, gaps: list[Gap]) -> list[Look]:

@@ -201,7 +201,8 @@ class _Where(NamedTuple):
 
 
 _MESSAGE_REMEDY: Final = (
-    "Move {} to the last user message; then all that comes before that is the same in all prompts, and computed once."
+    "Move {{}} in message {} to the last user message; then all that comes before that is the same in all prompts, and "
+    "computed once."
 )
 _TEMPLATE: Final = _Where(
     "the chat template",
@@ -229,7 +230,8 @@ def _where(change: Change, draft: Draft) -> _Where:
             break
         if look.end <= place.end:
             start = look.start - place.start + place.skipped
-            return _Where(f"message {place.message_index}", "has", _MESSAGE_REMEDY, place.message_index, start)
+            index = place.message_index
+            return _Where(f"message {index}", "has", _MESSAGE_REMEDY.format(index), index, start)
     value = sheet.text[look.start : look.end]
     if value in sheet.asked.kwargs_json:
         return _VARIABLES

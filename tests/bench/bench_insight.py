@@ -47,15 +47,16 @@ def seconds_of(work: Callable[[], Any]) -> float:
     return time.thread_time() - began
 
 
-async def median(assembler: Assembler, name: str, systems: list[str]) -> float:
-    """Microseconds of the event loop's thread for a prompt."""
-    took = []
+async def medians(assemblers: dict[str, Assembler], name: str, systems: list[str]) -> dict[str, int]:
+    """Microseconds of the event loop's thread for a prompt; the assemblers take turns."""
+    took: dict[str, list[float]] = {each: [] for each in assemblers}
     for place, system in enumerate(systems):
         order = Order(prompt(system, place), None, cache=CacheUse(name))
-        began = time.thread_time()
-        await assembler.assemble(order)
-        took.append(time.thread_time() - began)
-    return statistics.median(took) * 1e6
+        for each, assembler in assemblers.items():
+            began = time.thread_time()
+            await assembler.assemble(order)
+            took[each].append(time.thread_time() - began)
+    return {each: round(statistics.median(times) * 1e6) for each, times in took.items()}
 
 
 async def measure(model: Path) -> dict[str, Any]:
@@ -72,13 +73,12 @@ async def measure(model: Path) -> dict[str, Any]:
         "megabyte": [f"It is {made_prompts.moment(chance)}. {other[:MEGABYTE]}" for _ in range(LONG_PROMPTS)],
     }
     found: dict[str, Any] = {"system_tokens": len(files.tokenizer.encode(text[:CHARACTERS]))}
-    seeing, blind = Assembler(files), Assembler(files, Policies(insight=False))
+    assemblers = {"with": Assembler(files), "without": Assembler(files, Policies(insight=False))}
     for kind, systems in kinds.items():
-        with_it, without = await median(seeing, kind, systems), await median(blind, kind, systems)
-        found[kind] = {"with": round(with_it), "without": round(without), "insight": round(with_it - without)}
+        found[kind] = await medians(assemblers, kind, systems)
     found["python"] = round(statistics.median(seconds_of(lambda: sum(range(1000))) for _ in range(PROMPTS)) * 1e6, 1)
-    seeing.close()
-    blind.close()
+    for assembler in assemblers.values():
+        assembler.close()
     return found
 
 
