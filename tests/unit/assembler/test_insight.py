@@ -194,7 +194,7 @@ async def test_a_value_that_was_told_is_told_again_and_with_it_what_changes_besi
     for session, time in (("a81f3c9d", "10:15"), ("77aa01c9", "10:15"), ("e3b477d2", "10:15"), ("5f3c9a7e", "11:20")):
         found = await dynamic(assembler, use, ("system", pattern.format(session, time)), ("user", "Why?"))
         told.append([(each.start, each.end) for each in found])
-    assert told == [[], [(8, 16)], [(8, 16)], [(8, 16), (77, 82)]]
+    assert told == [[], [(8, 16)], [(8, 16)], [(8, 16), (81, 86)]]
 
 
 async def test_a_value_of_varying_length_is_found(assembler: Assembler, use: CacheUse) -> None:
