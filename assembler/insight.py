@@ -10,6 +10,7 @@ What is remembered of prompts is in this process's memory alone, bounded, and ne
 quotes only the text of the caller who gets it.
 """
 
+import hashlib
 import json
 import logging
 from collections import OrderedDict
@@ -63,7 +64,7 @@ class Insight:
         self._bench = bench
         self._heads: OrderedDict[_Scope, Heads] = OrderedDict()
         self._characters = 0
-        self._counted: OrderedDict[str, int] = OrderedDict()
+        self._counted: OrderedDict[bytes, int] = OrderedDict()
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._causes = Causes()
 
@@ -78,7 +79,6 @@ class Insight:
     def forget(self, tag: str | None) -> None:
         """Forgets the prompts of the namespace of that tag, or of all."""
         self._causes.forget(tag)
-        self._counted.clear()
         for scope in [each for each in self._heads if tag in (None, tag_of(each.namespace))]:
             self._characters -= self._heads.pop(scope).size
 
@@ -149,7 +149,7 @@ class Insight:
         """A change as the caller is told, and the log once."""
         where = _where(change, draft)
         # What is not kept, or is another conversation's, is not worth an encoding: as many as in all of the prompt.
-        tokens = await self._tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
+        tokens = await self._known_tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
         kind = change.look.kind
         value = draft.sheet.text[change.look.start : change.look.end]
         quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"
@@ -165,16 +165,21 @@ class Insight:
             None if where.start is None else where.start + len(value),
         )
 
-    async def _tokens(self, stretch: str) -> int:
-        tokens = self._counted.pop(stretch, None)
+    async def _known_tokens(self, stretch: str) -> int:
+        """Tokens of a stretch that other prompts may have too. Its text is not kept, which may be nobody else's."""
+        key = hashlib.blake2b(stretch.encode(), digest_size=16).digest()
+        tokens = self._counted.pop(key, None)
         if tokens is None:
-            slowly = self._tokenizer.encodes_with != "fastokens"
-            ids = await self._bench.encoding(len(stretch), lambda: self._tokenizer.encode(stretch), slowly=slowly)
-            tokens = len(ids)
-        self._counted[stretch] = tokens
+            tokens = await self._tokens(stretch)
+        self._counted[key] = tokens
         if len(self._counted) > _MOST_STRETCHES:
             self._counted.popitem(last=False)
         return tokens
+
+    async def _tokens(self, stretch: str) -> int:
+        slowly = self._tokenizer.encodes_with != "fastokens"
+        ids = await self._bench.encoding(len(stretch), lambda: self._tokenizer.encode(stretch), slowly=slowly)
+        return len(ids)
 
     def _say_once(self, namespace: str, what: str, tokens: int) -> None:
         if (namespace, what) in self._said:
