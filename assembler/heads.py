@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
-from assembler import alignment, places, spans
-from assembler.alignment import Gap
+from assembler import differences, places, spans
+from assembler.differences import Gap
 from assembler.messages import Message, Role
 from assembler.spans import Kind, Look
 
@@ -99,7 +99,7 @@ class Heads:
         if again is not None:
             return (again,)
         for old in islice(self._nearest(head), _MOST_TRIES):
-            gaps = alignment.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
+            gaps = differences.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
             if gaps is None:
                 continue
             head.family = old.family
@@ -126,17 +126,17 @@ class Heads:
     def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
         latest = next(reversed(self._heads.values()), None)
-        if latest is not None and alignment.are_alike(latest.start, head.start):
+        if latest is not None and differences.are_alike(latest.start, head.start):
             yield latest
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
         likely = []
         for place, old in enumerate(reversed(self._heads.values())):
             apart = abs(old.length - head.length)
-            if apart <= alignment.MOST_CHARACTERS and old is not latest:
+            if apart <= differences.MOST_CHARACTERS and old is not latest:
                 has_edge = old.start.startswith(first) or old.start.endswith(last)
                 likely.append((not has_edge, apart, place, old))
         likely.sort()  # the later of two that are as near comes first; no two have the same place
-        yield from (old for *_, old in likely[:_MOST_LOOKS] if alignment.are_alike(old.start, head.start))
+        yield from (old for *_, old in likely[:_MOST_LOOKS] if differences.are_alike(old.start, head.start))
 
     def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
         """Whether so many heads are known that changes of such kinds are no accident."""
@@ -202,7 +202,7 @@ def _more(old: Head, head: Head, gap: Gap) -> int:
     """Characters after the kept part of a head that are the same: of the head itself, or of the conversation."""
     if len(head.start) < head.length:
         return head.length - len(head.start) if old.length - gap.old_end == head.length - gap.end else 0
-    alike = alignment.common_length(old.rest, 0, head.rest, 0)
+    alike = differences.common_length(old.rest, 0, head.rest, 0)
     if alike == _KEPT_AFTER:
         return min(old.total - old.length, head.total - head.length)
     return alike

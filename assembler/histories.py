@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from assembler import places, probes
-from assembler.alignment import common_length
+from assembler.differences import common_length
 from assembler.messages import Conversation, Role
 from assembler.probes import Turn
 from assembler.reasoning import marks_of
