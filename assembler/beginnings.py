@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from assembler.cache.key import Keys, frame
@@ -127,15 +128,16 @@ class Beginnings:
         if system is not None and system.end >= _LEAST_SYSTEM_CHARACTERS:
             worth.add(system.end)
         # The turns before this one ended as this one does.
-        ends = sorted(worth.union(places.of(closed.token, closed.end)))
-        near, far = ends[-_NEAR:], ends[-_MOST_CANDIDATES:-_NEAR]
+        turns = places.back(closed)
+        last = list(islice(turns, _NEAR))
+        near = sorted({*last, *(end for end in worth if end > last[-1])})
         found = {each.end: each for each in self._digested(reading, sorted(worth.union(near)), namespace)}
-        return Plan(
-            Candidates(
-                [found[end] for end in reversed(near)], lambda: reversed(list(self._digested(reading, far, namespace)))
-            ),
-            tuple(found[end] for end in sorted(worth)),
-        )
+
+        def far() -> Iterable[Beginning]:
+            ends = sorted(worth.union(islice(turns, _MOST_CANDIDATES - _NEAR)).difference(near))
+            return reversed(list(self._digested(reading, ends, namespace)))
+
+        return Plan(Candidates([found[end] for end in reversed(near)], far), tuple(found[end] for end in sorted(worth)))
 
     def encode(self, reading: Reading, plan: Plan, known: Known) -> Encoded:
         """The text's ids, of which a beginning is known."""
@@ -201,15 +203,16 @@ class _Places:
                 return _Place(matches[-1].end(), matches[-1][0])
         return None
 
-    def of(self, token: str, end: int) -> Iterator[int]:
-        """The ends of all such tokens up to there."""
+    def back(self, last: _Place) -> Iterator[int]:
+        """The ends of that token and of all its like before it, the last first."""
+        end, token = last
         if self._live is not None:
-            yield from (each.end for each in self._live if each.token == token and each.end <= end)
+            yield from (each.end for each in reversed(self._live) if each.token == token and each.end <= end)
             return
-        at = self._text.find(token, 0, end)
+        at = self._text.rfind(token, 0, end)
         while at >= 0:
             yield at + len(token)
-            at = self._text.find(token, at + len(token), end)
+            at = self._text.rfind(token, 0, at)
 
 
 class Openings:

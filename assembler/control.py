@@ -43,14 +43,18 @@ class Literal(NamedTuple):
 class ControlTokens:
     """Finds control tokens as the tokenizer does: the leftmost, of those the longest, none inside another."""
 
-    def __init__(self, control: Iterable[str], added: Iterable[str]) -> None:
-        """control: tokens that must not be forged. added: all that the tokenizer finds before it splits the rest."""
+    def __init__(self, control: Iterable[str], added: Iterable[str], lone: Iterable[str] = ()) -> None:
+        """control: tokens that must not be forged. added: all that the tokenizer finds before it splits the rest.
+
+        lone: those of them that no other can touch or overlap.
+        """
         self.texts = frozenset(control)
         self.firsts = frozenset(token[0] for token in self.texts)
         # Other added tokens matter where they lie over a control token and so keep it from being found.
         tokens = self.texts.union(token for token in added if self.firsts.intersection(token))
         self._token = longest_of(tokens)
         self._reach = max(map(len, tokens), default=0)
+        self._are_lone = tokens.issubset(lone)
 
     def found(self, text: str, start: int = 0, end: int | None = None) -> Iterator[Live]:
         """All between two places of a text, in order, as if all of it were the template's."""
@@ -58,9 +62,19 @@ class ControlTokens:
             if match[0] in self.texts:
                 yield Live(match.start(), match.end(), match[0])
 
-    def are_all(self, text: str, own: bytes) -> bool:
-        """Whether every token in the text is the template's, and none of the template's is hidden by a longer one."""
-        for match in stretches(self._token, text, self._reach):
+    def are_all(self, text: str, own: bytes, known: slice = slice(0, 0)) -> bool:
+        """Whether every token in the text is the template's, and none of the template's is hidden by a longer one.
+
+        known: a part of the text for which that was found before.
+        """
+        if known.stop - known.start < 2 * self._reach or not self._are_lone:
+            return self._are_all(text, own, 0, len(text))
+        # A token at the part's edge reaches no further into it.
+        head, tail = known.start + self._reach, known.stop - self._reach
+        return self._are_all(text, own, 0, head) and self._are_all(text, own, tail, len(text))
+
+    def _are_all(self, text: str, own: bytes, first: int, last: int) -> bool:
+        for match in stretches(self._token, text, self._reach, first, last):
             start, end = match.span()
             if own.find(0, start, end) >= 0 and (match[0] in self.texts or own.find(1, start, end) >= 0):
                 return False
@@ -70,23 +84,23 @@ class ControlTokens:
 class ControlText:
     """Tells control tokens from a caller's text, for one tokenizer and one template."""
 
-    def __init__(self, control: Iterable[str], added: Iterable[str], words: Words) -> None:
-        """control, added: as ControlTokens has them."""
-        self.tokens = ControlTokens(control, added)
+    def __init__(self, control: Iterable[str], added: Iterable[str], words: Words, lone: Iterable[str] = ()) -> None:
+        """control, added, lone: as ControlTokens has them."""
+        self.tokens = ControlTokens(control, added, lone)
         # Marks that the template looks for in an answer, such as </think>: the model wrote them, and they count there.
         self.reasoning = self._reasoning(words)
         self._reasoning_mark = longest_of(self.reasoning)
 
     def trusted(self, conversation: Conversation) -> Conversation:
         """The conversation with the reasoning marks in its answers as the template's own."""
-        if not any(map(self._has_marks, conversation.messages)):
+        if not self.reasoning or not any(map(self._has_marks, conversation.messages)):
             return conversation
         return replace(conversation, messages=tuple(map(self._trusted, conversation.messages)))
 
-    def read(self, rendered: str) -> Reading:
-        """What a rendered text says."""
+    def read(self, rendered: str, known: slice = slice(0, 0)) -> Reading:
+        """What a rendered text says. known: a part of it in which all control tokens are known to count."""
         text = plain(rendered)
-        return Reading(text, None if self.tokens.are_all(text, own_of(rendered)) else self.live(rendered))
+        return Reading(text, None if self.tokens.are_all(text, own_of(rendered), known) else self.live(rendered))
 
     def live(self, rendered: str) -> tuple[Live, ...]:
         """The control tokens of a rendered text that the template wrote."""

@@ -20,6 +20,7 @@ from assembler.templates import (
 )
 from assembler.tools import ToolCall
 from assembler.traced import joined, written
+from assembler.turns import Page, Told
 from assembler.words import Words
 from shared.errors import StartupError, invalid_argument
 
@@ -106,6 +107,9 @@ class DeclaredTemplate:
         for index, message in enumerate(conversation.messages):
             if message.tool_calls:
                 raise tool_calls_not_shown(index, message.tool_calls[0].name)
+
+    def write(self, conversation: Conversation, options: RenderOptions, told: Told | None = None) -> Page:  # noqa: ARG002
+        return Page(self.render(conversation, options))
 
     def render(self, conversation: Conversation, options: RenderOptions) -> str:
         if options.continue_final_message and conversation.messages[-1].role is not Role.ASSISTANT:

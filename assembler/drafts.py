@@ -1,24 +1,17 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
-import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from assembler import histories
 from assembler.beginnings import Beginnings, Known, Openings, Plan
-from assembler.messages import Conversation, Message, Role
-from assembler.pace import Pace
+from assembler.messages import Conversation
 from assembler.rendering import Rendered, Renderer
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
-from shared.errors import HermesError
 
 _log: Final = logging.getLogger(__name__)
-
-# Turns of a conversation that a template is timed with, and how often: the first time is no measure.
-_TRIED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
-_TRIES: Final = 4
 
 
 class Asked(NamedTuple):
@@ -68,8 +61,7 @@ class Drafts:
         self._renderer = renderer
         self._beginnings = beginnings
         self._openings = Openings(renderer.template)
-        self.pace = Pace()
-        self._try_pace()
+        self.pace = renderer.pace
         if not self.history.is_stable:
             _log.warning(
                 "turns are computed again where they need not be, because of the chat template: %s", self.history
@@ -77,19 +69,14 @@ class Drafts:
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""
-        rendered = self._renderer.render(conversation, asked.options)
         if asked.namespace is None:
+            rendered = self._renderer.render(conversation, asked.options)
             return Sheet(conversation, asked, rendered, Plan())
+        scope = (asked.namespace, asked.kwargs_json, str(asked.options.add_generation_prompt))
+        rendered = self._renderer.render(conversation, asked.options, scope)
         opening = self._openings.of(asked.options, asked.kwargs_json)
         plan = self._beginnings.plan(rendered.reading, conversation, opening, asked.namespace)
         return Sheet(conversation, asked, rendered, plan)
-
-    def _try_pace(self) -> None:
-        """Renders a conversation, so that the first long one finds a pace."""
-        with contextlib.suppress(HermesError):  # a template that takes no such conversation is learned as others come
-            asked = Asked(RenderOptions(), "", None)
-            for _ in range(_TRIES):
-                self.pace.timed(_TRIED.characters, len(_TRIED.messages), lambda: self.sheet(_TRIED, asked))
 
     def draft(self, sheet: Sheet, known: Known) -> Draft:
         """Tokenizes what comes after the beginning that is known."""

@@ -111,10 +111,8 @@ class Insight:
         def render(earlier: Conversation, options: RenderOptions) -> str:
             return drafts.sheet(earlier, Asked(options, kwargs_json, None)).text
 
-        lost = await self._bench.paced(
-            2 * conversation.characters,
-            2 * len(conversation.messages),
-            drafts.pace,
+        lost = await self._bench.lasting(
+            2 * drafts.pace.seconds(conversation.characters, len(conversation.messages)),
             lambda: histories.lost(sheet.text, conversation, sheet.asked.options, render),
         )
         if lost is None:

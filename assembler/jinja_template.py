@@ -1,7 +1,8 @@
 """A model's own Jinja template, rendered as transformers renders it."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final
@@ -13,7 +14,7 @@ from assembler import clock, probes, render_limits, words
 from assembler.messages import Conversation, Message, Role
 from assembler.probes import Renders
 from assembler.render_limits import LimitExceededError, Run, limited
-from assembler.sandbox import TemplateEnvironment
+from assembler.sandbox import TemplateEnvironment, collect
 from assembler.templates import (
     QUOTED_CHARACTERS,
     RenderOptions,
@@ -24,7 +25,8 @@ from assembler.templates import (
     tools_not_shown,
 )
 from assembler.tools import ToolCall
-from assembler.traced import written
+from assembler.traced import joined, own_of, written
+from assembler.turns import Page, Told, Transcript, writing
 from shared.errors import HermesError, StartupError, invalid_argument
 
 # Options that change what a template writes; part of its version, so that a change of them is a change of prompts.
@@ -96,6 +98,9 @@ class JinjaTemplate:
         self.call_form = self._find_call_form()
         form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
         self.words = words.read(tree, environment.written, self._renders(form))
+        self._apart = environment.apart
+        if not self._goes_on():
+            self._apart = None
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
@@ -111,39 +116,55 @@ class JinjaTemplate:
                     raise tool_calls_not_shown(index, message.tool_calls[0].name)
 
     def render(self, conversation: Conversation, options: RenderOptions) -> str:
-        form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
-        messages = [_as_template_data(message, form) for message in conversation.messages]
+        return self.write(conversation, options).text
+
+    def write(self, conversation: Conversation, options: RenderOptions, told: Told | None = None) -> Page:
         if options.continue_final_message:
-            return self._render_open(conversation, messages, options)
-        return self._render(conversation, messages, options)
+            return Page(self._render_open(conversation, options))
+        form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
+        known, budget = ((), 0) if told is None else (told.data, told.budget)
+        new = conversation.messages[len(known) :]
+        data = (*known, *[_as_template_data(message, form) for message in new])
+        budget += _budget(new)
+        transcript = self._render(conversation, data, options, budget, told=told)
+        if self._apart is None:
+            return Page(joined(transcript.pieces))
+        return transcript.page(conversation.messages, data, budget, sees_next=self._apart.sees_next)
 
     def _render(
         self,
         conversation: Conversation,
-        messages: list[dict[str, Any]],
+        data: Sequence[dict[str, Any]],
         options: RenderOptions,
+        budget: int,
+        *,
+        told: Told | None = None,
         seconds: float | None = None,
-    ) -> str:
+    ) -> Transcript:
+        """data: the messages. budget: characters that they may become."""
+        transcript = Transcript(told)
+        tools = conversation.tools
         run = Run(
             deadline=time.monotonic() + (self._seconds if seconds is None else seconds),
             characters=_OWN_CHARACTERS
-            + _MESSAGE_CHARACTERS * sum(1 + len(message.tool_calls) for message in conversation.messages)
-            + _GROWTH * (conversation.characters + render_limits.measured(options.kwargs, {})),
+            + budget
+            + _GROWTH * (sum(tool.characters for tool in tools) + render_limits.measured(options.kwargs, {})),
             now=options.now or datetime.now(),  # noqa: DTZ005 - templates print the local date, and %Z stays empty
         )
-        tools = [{"type": "function", "function": tool.function} for tool in conversation.tools]
         try:
-            with limited(run):
-                return self._template.render(
+            with limited(run), writing(transcript):
+                context = self._template.new_context(
                     {
                         "documents": None,
                         **self._named_tokens,
                         **options.kwargs,
-                        "messages": messages,
-                        "tools": tools or None,
+                        "messages": transcript.messages(data),
+                        "tools": [{"type": "function", "function": tool.function} for tool in tools] or None,
                         "add_generation_prompt": options.add_generation_prompt,
                     }
                 )
+                collect(self._template.root_render_func(context), transcript.pieces)
+                return transcript
         except LimitExceededError as error:
             raise invalid_argument(
                 "RENDER_LIMIT",
@@ -154,7 +175,7 @@ class JinjaTemplate:
             # A template is the model's code: whatever it raises is its opinion of this conversation, not our fault.
             raise template_error(f"The model's chat template refuses this conversation: {_said(error)}.") from error
 
-    def _render_open(self, conversation: Conversation, messages: list[dict[str, Any]], options: RenderOptions) -> str:
+    def _render_open(self, conversation: Conversation, options: RenderOptions) -> str:
         """The prompt up to the last character of the last message, as transformers cuts it."""
         last = conversation.messages[-1]
         if last.role is not Role.ASSISTANT:
@@ -164,8 +185,11 @@ class JinjaTemplate:
                 field="continue_final_message",
             )
         mark = _unique(_END_MARK, conversation)
-        messages[-1]["content"] = last.content + mark + " "
-        text = self._render(conversation, messages, options)
+        marked = last._replace(content=last.content + mark + " ")
+        text = self.render(
+            replace(conversation, messages=(*conversation.messages[:-1], marked)),
+            replace(options, continue_final_message=False),
+        )
         end = text.rfind(mark)
         if end < 0 or last.content.strip() not in text:
             raise template_error(
@@ -174,6 +198,21 @@ class JinjaTemplate:
             )
         spacing_kept = text.startswith(mark + " ", end)
         return text[:end] if spacing_kept else text[:end].rstrip()
+
+    def _goes_on(self) -> bool:
+        """Whether conversations that go on come out as when they are written whole."""
+        for conversation in probes.GROWN:
+            told: Told | None = None
+            for count in range(1, len(conversation.messages) + 1):
+                grown = replace(conversation, messages=conversation.messages[:count])
+                try:
+                    page, whole = self.write(grown, _DEFAULT_OPTIONS, told), self.render(grown, _DEFAULT_OPTIONS)
+                except HermesError:  # it refuses such a conversation, or one that ends so
+                    continue
+                if page.text != whole or own_of(page.text) != own_of(whole):
+                    return False
+                told = page.told
+        return True
 
     def _find_call_form(self) -> CallForm | None:
         """The first form in which the template shows a call, as far as a try can tell."""
@@ -200,9 +239,10 @@ class JinjaTemplate:
     ) -> Iterator[str]:
         """What the template makes of simple conversations, without those that it refuses."""
         for conversation in conversations:
-            messages = [_as_template_data(message, form) for message in conversation.messages]
+            data = [_as_template_data(message, form) for message in conversation.messages]
+            budget, seconds = _budget(conversation.messages), min(self._seconds, _PROBE_SECONDS)
             try:
-                yield self._render(conversation, messages, options, min(self._seconds, _PROBE_SECONDS))
+                yield joined(self._render(conversation, data, options, budget, seconds=seconds).pieces)
             except HermesError as error:
                 if error.reason == "RENDER_LIMIT":  # nor will it come to an end with the others
                     return
@@ -226,6 +266,13 @@ def _as_template_data(message: Message, form: CallForm) -> dict[str, Any]:
     if message.tool_calls:
         data["tool_calls"] = [_call_data(call, form) for call in message.tool_calls]
     return data
+
+
+def _budget(messages: Iterable[Message]) -> int:
+    """Characters that messages may become."""
+    return sum(
+        _MESSAGE_CHARACTERS * (1 + len(message.tool_calls)) + _GROWTH * message.characters for message in messages
+    )
 
 
 def _call_data(call: ToolCall, form: CallForm) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def _squashed(role: str) -> str:
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {_squashed(name): role for role, aliases in _ALIASES.items() for name in (role, *aliases)}
 )
+_ROLE, _CONTENT = (types_pb2.Message.DESCRIPTOR.fields_by_name[name] for name in ("role", "content"))
 _KNOWN_ROLES: Final = ", ".join(f"{role} ({', '.join(aliases)})" for role, aliases in _ALIASES.items())
 
 
@@ -87,6 +88,10 @@ def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversati
 
 
 def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
+    # Most messages have no more than the two, and to ask for the other fields one by one takes longer.
+    match message.ListFields():
+        case ((field, role), (other, content)) if field is _ROLE and other is _CONTENT and role in _ROLES:
+            return Message(_ROLES[role], content)
     role = _ROLES.get(message.role) or _role(index, message.role, unknown_role)
     calls = message.tool_calls
     if calls and role is not Role.ASSISTANT:

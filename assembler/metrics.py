@@ -7,8 +7,8 @@ Assembly hit rate, in requests and in tokens:
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -123,14 +123,9 @@ class AssemblerMetrics:
             self._warnings[code].inc()
             self._warning_tokens[code].inc(count)
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Times what is done inside."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._stages[stage].observe(time.perf_counter() - started)
+        return _Timed(self._stages[stage])
 
     def evicted(self, count: int) -> None:
         """Entries went from the disk."""
@@ -162,6 +157,21 @@ class AssemblerMetrics:
         """What all processes together have counted; reads files where there are several, which takes milliseconds."""
         registry = self._registry if self._processes is None else of_processes(self._processes)
         return Counts([sample for metric in registry.collect() for sample in metric.samples])
+
+
+class _Timed(AbstractContextManager[None]):
+    """Observes how long what is done inside takes."""
+
+    __slots__ = ("_histogram", "_started")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._histogram.observe(time.perf_counter() - self._started)
 
 
 class Counts:

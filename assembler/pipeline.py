@@ -184,7 +184,7 @@ class Assembler:
 
         # Bytes on the wire are about characters, and counting them is quick however many messages there are.
         with self._metrics.stage("render"):
-            return await self._bench.paced(chat.ByteSize(), len(chat.messages), drafts.pace, work)
+            return await self._bench.lasting(drafts.pace.seconds(chat.ByteSize(), len(chat.messages)), work)
 
     async def _tokenized(self, order: Order, drafts: Drafts, sheet: Sheet) -> Draft:
         """Takes the known beginning's ids and tokenizes the rest."""

@@ -57,6 +57,12 @@ SAMPLES: Final = (
     *ANSWERED,
     Conversation((_SYSTEM, _ASK, Message(Role.ASSISTANT, _ANSWER, reasoning="r"))),
 )
+# To be written message by message.
+GROWN: Final = (
+    Conversation((_SYSTEM, *(_ASK, _REPLY) * 4)),
+    Conversation((_ASK, _CALL, _RESULT, _REPLY, _ASK, _CALL, _RESULT, _REPLY), _TOOLS),
+    Conversation((_ASK, _REPLY) * 4),
+)
 
 
 class Turn(NamedTuple):

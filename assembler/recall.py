@@ -73,7 +73,8 @@ class Recall:
         """The prompt under a key, where the request may have it."""
         if not use.read:
             return None
-        hit = None if key is None else await self._cache.find(key, use.namespace)
+        keys = () if key is None else (key,)
+        hit = self._cache.recall(keys) or await self._cache.fetch(keys, use.namespace)
         self.metrics.looked_up("miss" if hit is None else hit.tier.value)
         return None if hit is None else hit.entry
 

@@ -1,5 +1,6 @@
 """From a conversation to the prompt's text: the template as it is, mends where it refuses, control text told apart."""
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -7,16 +8,22 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from assembler import order
 from assembler.control import ControlText, Reading
 from assembler.findings import CONTROL_TEXT, ROLE_ORDER, Finding
-from assembler.messages import Conversation
+from assembler.messages import Conversation, Message, Role
 from assembler.order import OrderPolicy
+from assembler.pace import Pace
 from assembler.templates import ChatTemplate, RenderOptions
 from assembler.tokenizer import Tokenizer
 from assembler.traced import blanked, plain
+from assembler.turns import Scope, Turns
 from shared.errors import HermesError, invalid_argument
 
 ControlPolicy: TypeAlias = Literal["encode", "reject"]
 
 _log: Final = logging.getLogger(__name__)
+
+# Turns of a conversation that a template is timed with, and how often: the first time is no measure.
+_TIMED: Final = Conversation((Message(Role.USER, "Why? " * 40), Message(Role.ASSISTANT, "So. " * 150)) * 40)
+_TIMES: Final = 4
 
 # Tokens beyond these are reserved ones, alike in all but a number.
 _TRIED_TOKENS: Final = 1024
@@ -52,7 +59,11 @@ class Renderer:
     ) -> None:
         self.template = template
         self._policy = policy
-        self._control = ControlText(tokenizer.added.control, tokenizer.added.texts, template.words)
+        self._turns = Turns()
+        self.pace = Pace()
+        self._control = ControlText(
+            tokenizer.added.control, tokenizer.added.texts, template.words, tokenizer.added.cuts.tokens
+        )
         self._tokenizer = tokenizer
         # A normalizer could make a control token of a caller's other letters.
         self._is_normalized = tokenizer.added.always
@@ -64,20 +75,30 @@ class Renderer:
         self._refuses = control == "reject" or problem is not None
         if problem is not None:
             _log.warning("prompts with control tokens in their texts are refused, because %s", problem)
+        self._try_pace()
 
-    def render(self, conversation: Conversation, options: RenderOptions) -> Rendered:
-        """Raises HermesError: what the template's check and render raise, CONTROL_TEXT, ROLE_ORDER or
-        TOOL_RESULT_MISMATCH."""
+    def _try_pace(self) -> None:
+        """Renders a conversation, so that the first long one finds a pace."""
+        with contextlib.suppress(HermesError):  # a template that takes no such conversation is learned as others come
+            for _ in range(_TIMES):
+                self.render(_TIMED, RenderOptions())
+
+    def render(self, conversation: Conversation, options: RenderOptions, scope: Scope | None = None) -> Rendered:
+        """scope: whose earlier turns may be gone on from, and the options as text; None for nobody's.
+
+        Raises HermesError: what the template's check and render raise, CONTROL_TEXT, ROLE_ORDER or
+        TOOL_RESULT_MISMATCH.
+        """
         self.template.check(conversation, options.kwargs)
         findings = order.findings(conversation)
         if self._policy.strict:
             order.refuse(findings)
         try:
-            reading = self._read(conversation, options)
+            reading = self._read(conversation, options, scope)
         except HermesError as error:
             if error.reason != "TEMPLATE_ERROR":
                 raise
-            reading = self._mended(_Refusal(conversation, error), options)
+            reading = self._mended(_Refusal(conversation, error), options, scope)
             findings.append(_JOINED)
         if reading.live is not None:
             findings.append(self._control_finding(conversation, options))
@@ -85,10 +106,17 @@ class Renderer:
             reading = Reading(reading.text, tuple(self._control.tokens.found(reading.text)))
         return Rendered(reading, tuple(findings))
 
-    def _read(self, conversation: Conversation, options: RenderOptions) -> Reading:
-        rendered = self.template.render(self._control.trusted(conversation), options)
-        reading = self._control.read(rendered)
+    def _read(self, conversation: Conversation, options: RenderOptions, scope: Scope | None) -> Reading:
+        trusted = self._control.trusted(conversation)
+        told = None if scope is None else self._turns.find(scope, trusted)
+        new = trusted.messages[0 if told is None else told.covered :]
+        characters = sum(message.characters for message in new)
+        page = self.pace.timed(characters, len(new), lambda: self.template.write(trusted, options, told))
+        rendered = page.text
+        reading = self._control.read(rendered, page.again)
         if reading.live is None:
+            if scope is not None and page.told is not None:
+                self._turns.keep(scope, trusted, page.told, told)
             if (
                 self._refuses
                 and self._is_normalized
@@ -111,10 +139,10 @@ class Renderer:
         ids = frozenset(self._tokenizer.added.control.values())
         return [token_id for token_id in self._tokenizer.encode(text) if token_id in ids]
 
-    def _mended(self, refusal: _Refusal, options: RenderOptions) -> Reading:
+    def _mended(self, refusal: _Refusal, options: RenderOptions, scope: Scope | None) -> Reading:
         for mended in order.mends(refusal.conversation, self._policy):
             try:
-                return self._read(mended, options)
+                return self._read(mended, options, scope)
             except HermesError as error:
                 if error.reason != "TEMPLATE_ERROR":
                     raise

@@ -10,12 +10,14 @@ import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 
-from assembler import render_limits, traced
+from assembler import apart, render_limits, traced, turns
 from assembler.jinja_code import TracingGenerator
 from assembler.jinja_extras import GenerationTag, TemplateDict, TemplateNamespace, raise_exception
 from assembler.render_limits import check_padding, check_size, check_text, check_time, checked
 from assembler.traced import Traced, TracedMarkup, own_of
 
+# What a loop tells of its place, which nothing guards.
+_LOOP_PLACES: Final = frozenset({"first", "index", "index0", "last", "nextitem", "previtem"})
 # Filters where the padding's size is an argument.
 _PADDING_FILTERS: Final = ("batch", "center", "format", "indent", "slice", "wordwrap")
 # Filters that go through a value one by one and do something with each.
@@ -32,6 +34,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
         # Templates' own texts, by their places in compiled code.
         self.written: list[Traced] = []
+        self.apart: apart.Apart | None = None
         self.filters["tojson"] = _to_json
         self.filters["join"] = _join(self.filters["join"])
         self.filters["replace"] = _replace(self.filters["replace"])
@@ -55,12 +58,28 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Stands as a statement in every loop; reading it raises when the time is over."""
         check_time()
 
+    @property
+    def turn(self) -> None:
+        """Stands where a message begins, if the template writes each by itself."""
+        turns.transcript().turn()
+
+    @staticmethod
+    def rest(messages: Any) -> turns.Rest:
+        """Stands around what such a template's loop goes through."""
+        return turns.transcript().rest(messages)
+
     def _generate(
         self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
+        self.apart = apart.read(source)
         for loop in source.find_all(jinja2.nodes.For):
             tick = jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute("tick"))
             loop.body.insert(0, tick.set_lineno(loop.lineno))
+        if self.apart is not None:
+            loop = self.apart.loop
+            rest, turn = (jinja2.nodes.EnvironmentAttribute(name) for name in ("rest", "turn"))
+            loop.iter = jinja2.nodes.Call(rest, [loop.iter], [], None, None).set_lineno(loop.lineno)
+            loop.body.insert(0, jinja2.nodes.ExprStmt(turn).set_lineno(loop.lineno))
         return super()._generate(source, name, filename, defer_init)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
@@ -84,11 +103,11 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def getattr(self, obj: Any, attribute: str) -> Any:
         # What the sandbox comes to for it as well, after many questions, with each message.
-        if obj.__class__ is jinja2.runtime.LoopContext:
-            return not attr.startswith("_")
-        return super().is_safe_attribute(obj, attr, value)
+        if obj.__class__ is jinja2.runtime.LoopContext and attribute in _LOOP_PLACES:
+            return _place(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         render_limits.check_operands(operator, left, right)
@@ -124,13 +143,27 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return traced.traced(str(value), own_of(value)) if isinstance(value, TracedMarkup) else str(value)
 
 
-def _concat(pieces: Iterable[str]) -> str:
-    most, characters, kept = render_limits.most_characters(), 0, []
+def _place(loop: jinja2.runtime.LoopContext, attribute: str) -> Any:
+    """What a loop tells of itself. One that goes on with a conversation counts from the first message of all."""
+    values = loop._iterable
+    if values.__class__ is turns.Rest:
+        return values.place(loop, attribute)
+    return getattr(loop, attribute)
+
+
+def collect(pieces: Iterable[str], kept: list[str]) -> None:
+    """Takes a render's pieces one by one, as long as they are not too many."""
+    most, characters = render_limits.most_characters(), 0
     for piece in pieces:
         characters += len(piece)
         if characters > most:
             check_size(characters)
         kept.append(piece)
+
+
+def _concat(pieces: Iterable[str]) -> str:
+    kept: list[str] = []
+    collect(pieces, kept)
     return traced.joined(kept)
 
 

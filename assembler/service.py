@@ -1,8 +1,8 @@
 """The servicer: proto in, pipeline, proto out."""
 
 import asyncio
+import random
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
@@ -125,12 +125,11 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         if truncation.keep_last_rounds and truncation.mode != _ROUNDS:
             raise _bad_truncation("keep_last_rounds", "keep_last_rounds is of no use in this mode")
         model = self._upstream.model
-        lengths = (self._assembler.files.context_length, model and model.context_length)
-        context = min((length for length in lengths if length), default=None)
+        context = _least(self._assembler.files.context_length, model and model.context_length)
         asked = truncation.max_prompt_tokens
         if truncation.mode == _ROUNDS and not asked and context is not None:
             return max(context - self._answer_reserve, context // 2)  # a short context is not all for the answer
-        return min((limit for limit in (context, asked) if limit), default=None)
+        return _least(context, asked)
 
     def _stop_rule(self, request: assembler_pb2.AssemblerGenerateRequest) -> StopRule:
         if "" in request.stop:
@@ -229,7 +228,12 @@ def _namespace_insight(summary: Summary) -> assembler_pb2.NamespaceInsight:
 
 
 def _request_id(request: _Request) -> str:
-    return request.request_id or uuid.uuid4().hex
+    return request.request_id or f"{random.getrandbits(128):032x}"
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    """The smaller of two limits, where 0 and None are none."""
+    return min(one, other) if one and other else one or other or None
 
 
 def _bad_truncation(field: str, problem: str) -> HermesError:

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from assembler import tools
 from assembler.clock import Clock
 from assembler.messages import Conversation
+from assembler.turns import Page, Told
 from assembler.words import Words
 from shared.errors import HermesError, invalid_argument
 
@@ -51,6 +52,9 @@ class ChatTemplate(Protocol):
 
     def render(self, conversation: Conversation, options: RenderOptions) -> str:
         """The prompt's text. Raises HermesError TEMPLATE_ERROR with what the template said, or RENDER_LIMIT."""
+
+    def write(self, conversation: Conversation, options: RenderOptions, told: Told | None = None) -> Page:
+        """As `render`, going on from the conversation's beginning, if that was told with the same options."""
 
 
 def render_options(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from assembler.pace import Pace
-
 T = TypeVar("T")
 
 # So long work may hold the event loop: others wait longer for a thread that has work, and for what it holds.
@@ -44,14 +42,9 @@ class Workbench:
         if characters > _DIGESTED_PER_ENCODED * _INLINE_CHARACTERS:
             await self._beside(work)
 
-    async def paced(self, characters: int, messages: int, pace: Pace, work: Callable[[], T]) -> T:
-        """Work on messages with so many characters, that takes as long as its pace says."""
-
-        def timed() -> T:
-            return pace.timed(characters, messages, work)
-
-        is_long = pace.seconds(characters, messages) > _INLINE_SECONDS
-        return await self._beside(timed) if is_long else timed()
+    async def lasting(self, seconds: float, work: Callable[[], T]) -> T:
+        """Work that takes so long."""
+        return await self._beside(work) if seconds > _INLINE_SECONDS else work()
 
     async def _worked(self, characters: int, work: Callable[[], T]) -> T:
         return work() if characters <= _INLINE_CHARACTERS else await self._beside(work)

@@ -21,6 +21,8 @@ Proceed = Callable[[], Awaitable[Any]]
 Around = Callable[[Proceed, Context], Awaitable[Any]]
 Behavior = Callable[[Any, Context], Awaitable[Any]]
 
+# A server has a few dozen; callers can make up any number of names.
+_MOST_METHODS: Final = 256
 # Health and reflection answer while the server drains, and nobody waits for their calls: a watch never ends by itself.
 _UNCOUNTED: Final = ("/grpc.health.", "/grpc.reflection.")
 _CONSTRUCTORS: Final = {
@@ -37,10 +39,28 @@ class _Malformed:
     """Stands for a message that could not be parsed."""
 
 
+class Once(grpc.aio.ServerInterceptor):
+    """Has each method's handler made once, and not with each call, by the interceptors after it."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        method = handler_call_details.method
+        made = self._made.get(method)
+        if made is None:
+            made = await continuation(handler_call_details)
+            if made is not None and len(self._made) < _MOST_METHODS:
+                self._made[method] = made
+        return made
+
+
 class CallLog(grpc.aio.ServerInterceptor):
     """Logs each call in one line: at debug when it went well or was cancelled, at info when it failed.
 
-    Has to be the first interceptor, so that it sees what the others make of the call.
+    Has to come before the interceptors that answer calls, so that it sees what they make of the call.
     """
 
     async def intercept_service(

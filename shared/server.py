@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared import config, logs, tls
 from shared.errors import StartupError
-from shared.interceptors import CallLog, Errors, Gate
+from shared.interceptors import CallLog, Errors, Gate, Once
 from shared.settings import ServerSettings
 
 EXIT_OK: Final = 0
@@ -187,7 +187,7 @@ class _Life:
         sizes = (("grpc.max_send_message_length", limit), ("grpc.max_receive_message_length", limit))
         sharing = (("grpc.so_reuseport", 0 if self._seat is None else 1),)  # else a second server shares it silently
         options = _OPTIONS + sizes + sharing
-        server = grpc.aio.server(interceptors=(CallLog(), Errors(), self._gate), options=options)
+        server = grpc.aio.server(interceptors=(Once(), CallLog(), Errors(), self._gate), options=options)
         if self._settings.reflection:
             names = (*self._application.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)

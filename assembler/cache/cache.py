@@ -73,10 +73,6 @@ class AssemblyCache:
         """Calls it with each flush: with the tag of a namespace, or with None for everything."""
         self._on_flush.append(flush)
 
-    async def find(self, key: bytes, namespace: str) -> Hit | None:
-        """The entry under a key, in memory or on disk."""
-        return self.recall([key]) or await self.fetch([key], namespace)
-
     def recall(self, keys: Iterable[bytes]) -> Hit | None:
         """The entry in memory under the first of the keys that has one there. May be called from any thread."""
         for key in keys:

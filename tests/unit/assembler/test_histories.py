@@ -155,13 +155,13 @@ async def test_stable_templates_are_rendered_once(
     prompt = chat(("user", "Which?"), ("assistant", ANSWER), ("user", "And?"))
     for name, times in (("llama2", 1), ("qwen3", 3)):
         assembler, rendered = Assembler(styled[name]), []
-        render = JinjaTemplate.render
+        write = JinjaTemplate.write
 
-        def counted(self: JinjaTemplate, *arguments: Any) -> str:
+        def counted(self: JinjaTemplate, *arguments: Any) -> Any:
             rendered.append(self)  # noqa: B023 - called in this round alone
-            return render(self, *arguments)  # noqa: B023
+            return write(self, *arguments)  # noqa: B023
 
-        monkeypatch.setattr(JinjaTemplate, "render", counted)
+        monkeypatch.setattr(JinjaTemplate, "write", counted)
         await assembler.assemble(Order(prompt, None))
         monkeypatch.undo()
         assembler.close()

@@ -8,9 +8,14 @@ import pytest
 
 from assembler import model_files
 from assembler.jinja_template import JinjaTemplate
+from assembler.messages import Conversation, Message, Role
+from assembler.order import OrderPolicy
 from assembler.orders import Order
 from assembler.pace import Pace
 from assembler.pipeline import Assembler
+from assembler.rendering import Renderer
+from assembler.templates import RenderOptions
+from assembler.turns import Page
 from hermes.v1 import assembler_pb2
 
 QUICK = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
@@ -31,13 +36,13 @@ async def test_a_slow_template_renders_beside_the_event_loop_from_the_first_requ
     template = JinjaTemplate(source, {})
     files = replace(model_files.load(model_directory), template=template)
     assembler = Assembler(files)
-    threads, render = [], JinjaTemplate.render
+    threads, write = [], JinjaTemplate.write
 
-    def seen(*arguments: object, **named: object) -> str:
+    def seen(*arguments: object, **named: object) -> Page:
         threads.append(threading.current_thread())
-        return render(*arguments, **named)  # type: ignore[arg-type]
+        return write(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(JinjaTemplate, "render", seen)
+    monkeypatch.setattr(JinjaTemplate, "write", seen)
     await assembler.assemble(Order(chat(40), None))
     assembler.close()
     assert [thread is not threading.main_thread() for thread in threads] == [is_beside] * len(threads)
@@ -66,3 +71,13 @@ def test_a_render_that_fails_is_learned_from_too() -> None:
     with pytest.raises(ValueError, match="refused"):
         pace.timed(10, 1, fail)
     assert pace.seconds(10, 1) > 0.001
+
+
+async def test_what_a_short_end_takes_tells_nothing_of_a_whole_conversation(model_directory: Path) -> None:
+    files = model_files.load(model_directory)
+    renderer = Renderer(JinjaTemplate(SLOW, {}), files.tokenizer, OrderPolicy(), "encode")
+    before = renderer.pace.seconds(100_000, 100)
+    told = Conversation(tuple(Message(Role.USER, "Hello" * 20) for _ in range(20)))
+    for length in range(4, 20):
+        renderer.render(replace(told, messages=told.messages[:length]), RenderOptions(), ("n",))
+    assert renderer.pace.seconds(100_000, 100) > before / 4

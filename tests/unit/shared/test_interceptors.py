@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -13,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hermes.v1 import executor_pb2, executor_pb2_grpc
 from shared import errors
 from shared.errors import HermesError
-from shared.interceptors import CallLog, Context, Errors, Gate
+from shared.interceptors import CallLog, Context, Errors, Gate, Once
 
 SHAPES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 INTERNAL = (grpc.StatusCode.INTERNAL, "INTERNAL", "The server failed on this call; its log says why.")
@@ -31,7 +32,9 @@ def handler(shape: str, work: Work) -> "grpc.RpcMethodHandler[Any, Any]":
 @asynccontextmanager
 async def serving(gate: Gate | None = None, /, **works: Work) -> AsyncIterator[grpc.aio.Channel]:
     """A server whose method /test.T/<shape> does the work of that name."""
-    server = grpc.aio.server(interceptors=(CallLog(), Errors(), gate or Gate()), options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        interceptors=(Once(), CallLog(), Errors(), gate or Gate()), options=[("grpc.so_reuseport", 0)]
+    )
     methods = {name: handler(name, work) for name, work in works.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.T", methods)])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -208,9 +211,29 @@ async def test_a_method_that_nobody_serves_is_unimplemented(shape: str) -> None:
     assert error.metadata == {"method": f"/test.T/{shape}"}
 
 
+async def test_a_methods_handler_is_made_once_and_not_for_any_number_of_names() -> None:
+    made = []
+
+    async def make(details: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+        made.append(details.method)
+        return handler("unary_unary", lambda request, _: request)
+
+    once = Once()
+    for _ in range(3):
+        for name in ("/test.T/one", "/test.T/two"):
+            assert await once.intercept_service(make, SimpleNamespace(method=name)) is not None  # type: ignore[arg-type]
+    assert made == ["/test.T/one", "/test.T/two"]
+    for number in range(10_000):
+        await once.intercept_service(make, SimpleNamespace(method=f"/test.T/{number}"))  # type: ignore[arg-type]
+    kept = len(made)
+    for number in range(10_000):
+        await once.intercept_service(make, SimpleNamespace(method=f"/test.T/{number}"))  # type: ignore[arg-type]
+    assert 9_000 < len(made) - kept < 10_000
+
+
 @asynccontextmanager
 async def executor(servicer: executor_pb2_grpc.ExecutorServicer) -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=(CallLog(), Errors(), Gate()))
+    server = grpc.aio.server(interceptors=(Once(), CallLog(), Errors(), Gate()))
     executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -1,0 +1,217 @@
+"""What a template wrote of conversations' earlier messages, to go on from when they have grown (apart.py says when).
+
+Rendering is most of what a new turn costs, and most of its text was rendered a turn ago.
+"""
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
+
+from jinja2.runtime import LoopContext
+
+from assembler.apart import FIRST_MESSAGES
+from assembler.messages import Conversation, Message
+from assembler.tools import Tool
+from assembler.traced import Traced, joined, own_of
+
+# Of all texts together; a conversation of 30,000 characters takes 130 KB.
+_MOST_BYTES: Final = 32 * 2**20
+# A message's own objects and its mapping, besides its texts (measured).
+_MESSAGE_BYTES: Final = 600
+# A turn adds an answer and a question; where tools are called, some messages more.
+_NEAR: Final = 9
+
+# Whose conversations they are, and everything else that a render depends on.
+Scope: TypeAlias = tuple[str, ...]
+
+
+class Told(NamedTuple):
+    """A conversation's first messages, and what the template's loop wrote of the first `covered` of them.
+
+    data: the messages as the template gets them. budget: characters that their render could have.
+    """
+
+    messages: tuple[Message, ...]
+    covered: int
+    text: Traced
+    data: tuple[dict[str, Any], ...]
+    budget: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, nearly: its texts are in the messages once more."""
+        return 2 * sys.getsizeof(self.text) + len(own_of(self.text)) + _MESSAGE_BYTES * len(self.messages)
+
+
+class Page(NamedTuple):
+    """A rendered text. told: what can be gone on from, if anything. again: the part that was taken from before."""
+
+    text: str
+    told: Told | None = None
+    again: slice = slice(0, 0)
+
+
+class Turns:
+    """Told beginnings of conversations, the least recently used go first. Its methods may be called from any thread."""
+
+    def __init__(self, max_bytes: int = _MOST_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[Any, ...], Told] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, scope: Scope, conversation: Conversation) -> Told | None:
+        """The longest beginning that is known, but never of all messages."""
+        messages = conversation.messages
+        spelled = _spelled(conversation.tools)
+        for count in range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1):
+            key = _key(scope, spelled, messages[:count])
+            told = self._kept.get(key)
+            if told is not None and told.messages == messages[:count]:
+                with self._lock:
+                    if key in self._kept:
+                        self._kept.move_to_end(key)
+                return told
+        return None
+
+    def keep(self, scope: Scope, conversation: Conversation, told: Told, before: Told | None) -> None:
+        """Keeps a beginning. before: the one that it goes on from, which is not needed any more."""
+        spelled = _spelled(conversation.tools)
+        with self._lock:
+            if before is not None:
+                self._drop(_key(scope, spelled, before.messages))
+            key = _key(scope, spelled, told.messages)
+            self._drop(key)
+            if told.size > self._max_bytes:
+                return
+            self._kept[key] = told
+            self._bytes += told.size
+            while self._bytes > self._max_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[Any, ...]) -> None:
+        told = self._kept.pop(key, None)
+        if told is not None:
+            self._bytes -= told.size
+
+
+def _key(scope: Scope, tools: str, messages: Sequence[Message]) -> tuple[Any, ...]:
+    """Where a beginning is looked for. Others may have the same key, so who finds one compares all of it."""
+    return (scope, tools, len(messages), *(each.content for each in (*messages[:FIRST_MESSAGES], *messages[-2:])))
+
+
+def _spelled(tools: tuple[Tool, ...]) -> str:
+    """All that a template can see of tools; mappings that are equal can have other types in them, or another order."""
+    return repr([tool.function for tool in tools]) if tools else ""
+
+
+class Transcript:
+    """A render while it is written: the pieces so far, and where in them each message begins."""
+
+    def __init__(self, told: Told | None = None) -> None:
+        self._told = told
+        self._first = 0
+        self._starts: list[int] = []
+        self._asked_from_end = False
+        self._is_apart = True
+        self.pieces: list[str] = []
+
+    def messages(self, data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages for the template."""
+        return _Messages(data, self)
+
+    def rest(self, messages: Sequence[Any]) -> "Rest":
+        """What the loop goes through."""
+        return Rest(messages, 0 if self._told is None else self._told.covered)
+
+    def turn(self) -> None:
+        """The loop begins with a message."""
+        if not self._starts:
+            self._first = len(self.pieces)
+            if self._told is not None:
+                self.pieces.append(self._told.text)
+        elif self._asked_from_end:
+            self._is_apart = False
+        self._asked_from_end = False
+        self._starts.append(len(self.pieces))
+
+    def asked_from_end(self) -> None:
+        """The template looked at a message by its distance from the end, which will be another one."""
+        self._asked_from_end = True
+
+    def page(
+        self, messages: tuple[Message, ...], data: tuple[dict[str, Any], ...], budget: int, *, sees_next: bool
+    ) -> Page:
+        """The text. The last message may be written in another way when more come, and so may the one before it, if a
+        message sees the next one."""
+        text = joined(self.pieces)
+        again = slice(0, 0)
+        begun = 0
+        if self._told is not None:
+            begun = self._told.covered
+            start = sum(map(len, self.pieces[: self._first]))
+            again = slice(start, start + len(self._told.text))
+        count = len(messages) - (2 if sees_next else 1)
+        is_whole = len(self._starts) == len(messages) - begun
+        if not (self._is_apart and is_whole and count >= max(FIRST_MESSAGES, begun)):
+            return Page(text, None, again)
+        written = joined(self.pieces[self._first : self._starts[count - begun]])
+        return Page(text, Told(messages[:-1], count, written, data[:-1], budget), again)
+
+
+class Rest:
+    """The messages from `start` on, whose places in the loop count from the first of all."""
+
+    def __init__(self, messages: Sequence[Any], start: int) -> None:
+        self.messages = messages
+        self.start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.messages) if self.start == 0 else self.messages[self.start :])
+
+    def place(self, loop: LoopContext, attribute: str) -> Any:
+        """What the loop tells of its place."""
+        if attribute == "previtem" and loop.index0 == 0 and self.start:
+            return self.messages[self.start - 1]
+        value = getattr(loop, attribute)
+        if attribute in ("index", "index0"):
+            return value + self.start
+        return value and not self.start if attribute == "first" else value
+
+
+class _Messages(list[dict[str, Any]]):
+    """A list that tells when somebody counts from its end."""
+
+    def __init__(self, data: Sequence[dict[str, Any]], transcript: Transcript) -> None:
+        super().__init__(data)
+        self._transcript = transcript
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, SupportsIndex) and place.__index__() < 0:
+            self._transcript.asked_from_end()
+        return super().__getitem__(place)
+
+
+_writing: Final[ContextVar[Transcript]] = ContextVar("writing")
+
+
+@contextmanager
+def writing(transcript: Transcript) -> Iterator[None]:
+    """What is rendered inside is written to the transcript."""
+    token = _writing.set(transcript)
+    try:
+        yield
+    finally:
+        _writing.reset(token)
+
+
+def transcript() -> Transcript:
+    """The running render's; one that nobody reads where none was asked for."""
+    return _writing.get(None) or Transcript()
