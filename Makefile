@@ -132,6 +132,7 @@ bench-engine: model ## Time the engine's steps beside transformers' own
 bench-assembler: model ## Time assembling beside transformers' own
 	@$(BIN)/python -m tests.bench.bench_assembler $(ARGS)
 	@$(BIN)/python -m tests.bench.bench_cache $(ARGS)
+	@$(BIN)/python -m tests.bench.bench_insight $(ARGS)
 
 clean: ## Stop what runs; remove .venv, caches and logs (prepared models stay)
 	@test ! -x $(BIN)/python || $(BIN)/python -m shared.supervisor down

@@ -65,11 +65,15 @@ def assembler_of(
         ),
         control_text=settings.control_text,
         log_head_tail=settings.log_prompts == "head_tail",
+        insight=settings.insight,
     )
     text_facts = (model.fingerprint, *model.files.encoding_facts())
     server_facts = (model.name, *text_facts, *model.files.template_facts(), *policies.facts())
     recall = Recall(cache, metrics, server_facts=server_facts, text_facts=text_facts)
-    return Assembler(model.files, policies, recall)
+    assembler = Assembler(model.files, policies, recall)
+    if assembler.insight is not None:
+        cache.also_flush(assembler.insight.forget)
+    return assembler
 
 
 class AssemblerApplication:
@@ -136,7 +140,8 @@ class AssemblerApplication:
             caches=self._settings.cache,
         )
         assembler_pb2_grpc.add_AssemblerServicer_to_server(service, server)
-        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(AssemblerAdminService(self._cache, metrics), server)
+        admin = AssemblerAdminService(self._cache, metrics, self._assembler)
+        assembler_pb2_grpc.add_AssemblerAdminServicer_to_server(admin, server)
         self._upstream.start()
 
     async def _load(self) -> Model:

@@ -1,10 +1,11 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from assembler import templates
+from assembler import histories, templates
 from assembler.beginnings import Beginnings, Known, Plan
 from assembler.frames import Frames
 from assembler.messages import Conversation
@@ -15,6 +16,8 @@ from assembler.tokenizer import TokenIds
 from assembler.tools import Tool
 from assembler.turns import Scope
 from shared.errors import HermesError
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
@@ -68,11 +71,16 @@ class Drafts:
 
     def __init__(self, renderer: Renderer, beginnings: Beginnings, splicer: Splicer) -> None:
         self.template = renderer.template
+        self.history = histories.read(renderer.template)
         self.renderer = renderer
         self._beginnings = beginnings
         self._splicer = splicer
         self._frames = Frames(renderer.template, beginnings.closing)
         self.pace = renderer.pace
+        if not self.history.is_stable:
+            _log.warning(
+                "turns are computed again where they need not be, because of the chat template: %s", self.history
+            )
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.samples import Sample
 
 from assembler.cache.disk import Sizes
+from assembler.findings import CODES, Finding
 from assembler.splice import Outcome
 from shared.metrics import of_processes
 
@@ -75,6 +76,18 @@ class AssemblerMetrics:
         self._dropped = counter("dropped_writes", "Entries that the disk did not take.").labels(name)
         self._troubles = counter("disk_troubles", "Times that the disk would not; each costs hits.").labels(name)
 
+        warnings = Counter(
+            "hermes_assembly_warnings", "Prompts by what they were warned of.", (*_MODEL, "code"), registry=registry
+        )
+        lost = Counter(
+            "hermes_assembly_warning_tokens",
+            "Tokens of them that had to be computed again because of it.",
+            (*_MODEL, "code"),
+            registry=registry,
+        )
+        self._warnings = {code: warnings.labels(name, code) for code in CODES}
+        self._warning_tokens = {code: lost.labels(name, code) for code in CODES}
+
         def gauge(name: str, text: str, mode: Mode) -> Gauge:
             full = f"hermes_assembly_cache_{name}"
             return Gauge(full, text, _MODEL, registry=registry, multiprocess_mode=mode).labels(model_name)
@@ -109,6 +122,15 @@ class AssemblerMetrics:
     def answered(self, outcome: Outcome) -> None:
         """An answer ended that could come back in a next turn."""
         self._answers[outcome].inc()
+
+    def warned(self, findings: Iterable[Finding]) -> None:
+        """A prompt is done; what was found."""
+        tokens: dict[str, int] = {}
+        for each in findings:
+            tokens[each.code] = tokens.get(each.code, 0) + each.tokens
+        for code, count in tokens.items():
+            self._warnings[code].inc()
+            self._warning_tokens[code].inc(count)
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Times what is done inside."""

@@ -31,6 +31,21 @@ _PROBLEMS: Final[Mapping[tuple[Role | None, Role], str]] = {
     (Role.USER, Role.TOOL): "is a tool message, but no assistant message comes before it",
 }
 
+_SYSTEM_REMEDY: Final = "Send one system message, as the first; what comes up later goes into a user message."
+_TURNS_REMEDY: Final = (
+    "Let user and assistant take turns, the user first; join messages of one role that follow each other."
+)
+_TOOL_REMEDY: Final = "Send each result of a tool right after the assistant message that called it."
+_REMEDIES: Final[Mapping[Role, str]] = {
+    Role.SYSTEM: _SYSTEM_REMEDY,
+    Role.USER: _TURNS_REMEDY,
+    Role.ASSISTANT: _TURNS_REMEDY,
+    Role.TOOL: _TOOL_REMEDY,
+}
+_RESULT_REMEDY: Final = (
+    "Give each result the tool_call_id of a call in an assistant message before it, and answer no call twice."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class OrderPolicy:
@@ -53,7 +68,7 @@ def refuse(found: list[Finding]) -> None:
     """Raises HermesError ROLE_ORDER or TOOL_RESULT_MISMATCH for the first finding, if there is one."""
     if found:
         first = found[0]
-        raise invalid_argument(first.code, first.message, message_index=str(first.message_index))
+        raise invalid_argument(first.code, f"{first.message} {first.remedy}", message_index=str(first.message_index))
 
 
 def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
@@ -63,7 +78,7 @@ def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
         role = message.role
         problem = _PROBLEMS.get((before if begun or role is Role.SYSTEM else None, role))
         if problem is not None:
-            yield Finding(ROLE_ORDER, f"Message {index} {problem}.", index)
+            yield Finding(ROLE_ORDER, f"Message {index} {problem}.", index, _REMEDIES[role])
         before = role
         begun = begun or role is not Role.SYSTEM
 
@@ -71,7 +86,8 @@ def _role_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
 def _tool_findings(messages: tuple[Message, ...]) -> Iterator[Finding]:
     for index, asked in results(messages):
         if asked is None:
-            yield Finding(TOOL_RESULT_MISMATCH, f"Message {index} answers no tool call that was open before it.", index)
+            problem = f"Message {index} answers no tool call that was open before it."
+            yield Finding(TOOL_RESULT_MISMATCH, problem, index, _RESULT_REMEDY)
 
 
 def results(messages: tuple[Message, ...]) -> Iterator[tuple[int, int | None]]:

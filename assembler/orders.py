@@ -44,12 +44,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt."""
+    """How prompts are read. log_head_tail: the log gets the first and the last characters of each prompt.
+
+    insight: prompts are looked at for what keeps the caches from hitting.
+    """
 
     unknown_role: UnknownRole = "error"
     order: OrderPolicy = field(default_factory=OrderPolicy)
     control_text: ControlPolicy = "encode"
     log_head_tail: bool = False
+    insight: bool = True
 
     def facts(self) -> tuple[str, ...]:
         """Those that can change a prompt."""

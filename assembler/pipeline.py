@@ -13,6 +13,9 @@ from assembler import findings, limits, messages, templates, truncation
 from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
 from assembler.drafts import Asked, Draft, Drafts, Origin, Sheet
+from assembler.findings import Finding
+from assembler.histories import Rewrite
+from assembler.insight import Insight
 from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
 from assembler.orders import Assembled, Order, Policies
@@ -31,13 +34,17 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Made(NamedTuple):
-    """A prompt. text: None where it was not at hand. cached_tokens, origin: as Assembled has them."""
+    """A prompt. text: None where it was not at hand. cached_tokens, origin: as Assembled has them.
+
+    passing: findings that are true of this prompt after those before it, and so not kept with it.
+    """
 
     entry: Entry
     text: str | None = None
     template_version: str = ""
     cached_tokens: int = 0
     origin: Origin | None = None
+    passing: tuple[Finding, ...] = ()
 
 
 class Assembler:
@@ -54,6 +61,13 @@ class Assembler:
         self._drafts = self._drafting(files.template)
         self._tool_drafts = self._drafting(files.tool_template) or self._drafts
         self._bench = Workbench()
+        self.insight = Insight(files.tokenizer, self._bench) if self._policies.insight else None
+
+    @property
+    def rewrites(self) -> list[Rewrite]:
+        """What the model's templates do to earlier turns, so that those are computed again."""
+        histories = [each.history for each in (self._drafts, self._tool_drafts) if each is not None]
+        return list(dict.fromkeys(rewrite for history in histories for rewrite in history.rewrites))
 
     def close(self) -> None:
         self._bench.close()
@@ -95,6 +109,8 @@ class Assembler:
                     "PROMPT_MISSING", "The request has no prompt: set chat, text or token_ids.", field="prompt"
                 )
         ids, text = made.entry.ids, made.text
+        found = (*made.entry.findings, *made.passing)
+        self._found(found, order)
         limits.check_length(len(ids), order.max_tokens)
         if text is None and (order.return_text or self._policies.log_head_tail):
             text = self.files.tokenizer.decode(ids)
@@ -105,7 +121,7 @@ class Assembler:
             text=text if order.return_text else None,
             template_version=made.template_version,
             seconds=time.perf_counter() - started,
-            findings=made.entry.findings,
+            findings=found,
             cached_tokens=made.cached_tokens,
             dropped_rounds=made.entry.dropped_rounds,
             origin=made.origin,
@@ -143,12 +159,14 @@ class Assembler:
         whole = await self._tokenized(order, drafts, sheet)
         fitted = await self._fitted(order, drafts, whole)
         draft = fitted.prompt
-        entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, findings.summed_up(sheet.rendered.findings))
         limits.check_length(draft.tokens, order.max_tokens)
+        odd, passing = await self._looked_at(drafts, fitted, order)
+        found = findings.summed_up((*sheet.rendered.findings, *odd))
+        entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, found)
         self._recall.keep_prompt(key, entry, order.cache)
         self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)
         origin = Origin(drafts, now, fitted.dropped_rounds, draft.sheet)
-        return _Made(entry, draft.sheet.text, version, draft.known_tokens, origin)
+        return _Made(entry, draft.sheet.text, version, draft.known_tokens, origin, passing)
 
     async def _text(self, order: Order) -> _Made:
         """The prompt of a raw text, from the cache or made anew."""
@@ -258,6 +276,21 @@ class Assembler:
             raise LostError(Outcome.REFUSED) from error
         seconds = drafts.pace.seconds(chat.ByteSize(), len(chat.messages))
         return await self._bench.lasting(seconds, lambda: drafts.answered(sheet, ids, given))
+
+    async def _looked_at(
+        self, drafts: Drafts, fitted: Truncated[Draft], order: Order
+    ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        """What keeps the caches from hitting a prompt: by itself, and after those before it."""
+        if self.insight is None:
+            return (), ()
+        passing = await self.insight.prefix(drafts, fitted.prompt, order.cache)
+        return await self.insight.history(drafts, fitted), passing
+
+    def _found(self, found: tuple[Finding, ...], order: Order) -> None:
+        """Counts what was found."""
+        self._metrics.warned(found)
+        if self.insight is not None:
+            self.insight.add(order.cache.namespace, found)
 
     async def _refuse_early(self, text: str, known_tokens: int, order: Order) -> None:
         """Refuses a text that cannot fit, without tokenizing it."""

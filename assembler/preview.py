@@ -47,7 +47,7 @@ def preview(chat: assembler_pb2.Chat, template: str, model: Path | None) -> Prev
     order = Order(assembler_pb2.Prompt(chat=chat), None, return_text=True)
     assembled = asyncio.run(assembler.assemble(order))
     assembler.close()
-    warnings = [finding.message for finding in assembled.findings]
+    warnings = [f"{finding.message} {finding.remedy}".rstrip() for finding in assembled.findings]
     return Preview(assembled.text or "", list(assembled.ids), assembled.template_version, warnings)
 
 

@@ -65,6 +65,45 @@ GROWN: Final = (
 )
 
 
+class Turn(NamedTuple):
+    """A conversation, and the same with more after it. last: the text that the earlier one ends with."""
+
+    earlier: Conversation
+    later: Conversation
+    last: str
+
+
+_REASONING: Final = "probe reasoning"
+_AGAIN: Final = Message(Role.USER, "probe question again")
+_TOLD: Final = Message(Role.TOOL, "probe result", name="probe_tool", tool_call_id="call00001")
+_THOUGHT: Final = Message(Role.ASSISTANT, _ANSWER, reasoning=_REASONING)
+
+
+def _turn(*messages: Message, tools: tuple[Tool, ...] = ()) -> Turn:
+    more = (_REPLY, _AGAIN) if messages[-1].role is not Role.ASSISTANT else (_AGAIN,)
+    return Turn(Conversation(messages, tools), Conversation((*messages, *more), tools), messages[-1].content)
+
+
+ASKED_TURN: Final = _turn(_ASK)
+SYSTEM_TURN: Final = _turn(_SYSTEM, _ASK)
+TOOLS_TURN: Final = _turn(_ASK, tools=_TOOLS)
+CALL_TURN: Final = _turn(_ASK, _CALL, _TOLD)
+THIRD_TURN: Final = _turn(_ASK, _REPLY, Message(Role.USER, "probe question in between"))
+REASONING_TURN: Final = _turn(_ASK, _THOUGHT)
+SPACED: Final = Conversation((_ASK, Message(Role.ASSISTANT, f" {_ANSWER} \n"), _AGAIN))
+SPACED_ANSWER: Final = SPACED.messages[1].content
+
+
+def reasoning_in_text(begin: str, end: str) -> Conversation:
+    """An answer with its reasoning in its text, and a question after it."""
+    answer = f"{begin}\n{_REASONING}\n{end}\n\n{_ANSWER}"
+    return Conversation((_ASK, Message(Role.ASSISTANT, answer), _AGAIN))
+
+
+def shows_reasoning(text: str) -> bool:
+    return _REASONING in text
+
+
 class Renders(NamedTuple):
     """What a template made of the conversations of these names, without those that it refused."""
 

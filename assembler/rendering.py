@@ -30,6 +30,15 @@ _TIMES: Final = 4
 # Tokens beyond these are reserved ones, alike in all but a number.
 _TRIED_TOKENS: Final = 1024
 
+_JOINED: Final = Finding(
+    ROLE_ORDER,
+    "Messages were joined, because the model's chat template takes no such order.",
+    remedy="Send one system message at the beginning, and let user and assistant take turns.",
+)
+_CONTROL_REMEDY: Final = (
+    "It is plain text for the model and forges nothing; leave it out where it was not meant to be read as text."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -93,9 +102,7 @@ class Renderer:
                 raise
             refusal = _Refusal(conversation, error)
             reading = self._first_taken(refusal, lambda mended: self._read(mended, options, scope))
-            findings.append(
-                Finding(ROLE_ORDER, "Messages were joined, because the model's chat template takes no such order.")
-            )
+            findings.append(_JOINED)
         if reading.live is not None:
             findings.append(self._control_finding(conversation, options))
         elif self._is_normalized and not self._refuses:
@@ -169,10 +176,17 @@ class Renderer:
     def _control_finding(self, conversation: Conversation, options: RenderOptions) -> Finding:
         literal = self._control.literal(conversation, options.kwargs)
         if literal is None:
-            return Finding(CONTROL_TEXT, "Parts of the request's texts make up a control token of the model's.")
+            return Finding(
+                CONTROL_TEXT,
+                "Parts of the request's texts make up a control token of the model's.",
+                remedy=_CONTROL_REMEDY,
+            )
         where = "The request" if literal.message_index is None else f"Message {literal.message_index}"
         return Finding(
-            CONTROL_TEXT, f"{where} has the control token {literal.token!r} in its text.", literal.message_index
+            CONTROL_TEXT,
+            f"{where} has the control token {literal.token!r} in its text.",
+            literal.message_index,
+            _CONTROL_REMEDY,
         )
 
 

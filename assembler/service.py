@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
@@ -13,6 +14,7 @@ from assembler import packed
 from assembler.answer import Answer, joined
 from assembler.answer_format import AnswerFormats
 from assembler.cache.cache import AssemblyCache
+from assembler.causes import Summary
 from assembler.detokenizer import StopRule
 from assembler.explain import Explainer
 from assembler.findings import as_warnings
@@ -25,7 +27,7 @@ from assembler.truncation import Window
 from assembler.upstream import Job, Upstream
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, types_pb2
 from shared.durations import duration
-from shared.errors import HermesError, invalid_argument
+from shared.errors import HermesError, failed_precondition, invalid_argument
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Request: TypeAlias = (
@@ -178,9 +180,10 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
 class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
     """Answers hermes.v1.AssemblerAdmin."""
 
-    def __init__(self, cache: AssemblyCache, metrics: AssemblerMetrics) -> None:
+    def __init__(self, cache: AssemblyCache, metrics: AssemblerMetrics, assembler: Assembler) -> None:
         self._cache = cache
         self._metrics = metrics
+        self._assembler = assembler
 
     async def GetAssemblyCacheStats(
         self, request: assembler_pb2.GetAssemblyCacheStatsRequest, context: Context
@@ -203,11 +206,44 @@ class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
             disk_troubles=counts.of("disk_troubles_total"),
         )
 
+    async def GetInsight(
+        self, request: assembler_pb2.GetInsightRequest, context: Context
+    ) -> assembler_pb2.GetInsightResponse:
+        insight = self._assembler.insight
+        if insight is None:
+            raise failed_precondition(
+                "INSIGHT_OFF", "This server does not look at prompts: set insight = true, and start it again."
+            )
+        return assembler_pb2.GetInsightResponse(
+            namespaces=map(_namespace_insight, insight.summaries(request.namespace or None)),
+            rewrites=[
+                assembler_pb2.Rewrite(message=each.sentence, remedy=each.remedy) for each in self._assembler.rewrites
+            ],
+        )
+
     async def FlushAssemblyCache(
         self, request: assembler_pb2.FlushAssemblyCacheRequest, context: Context
     ) -> assembler_pb2.FlushAssemblyCacheResponse:
         removed = await self._cache.flush(request.namespace or None)
         return assembler_pb2.FlushAssemblyCacheResponse(removed=removed)
+
+
+def _namespace_insight(summary: Summary) -> assembler_pb2.NamespaceInsight:
+    now = time.monotonic()
+    return assembler_pb2.NamespaceInsight(
+        namespace=summary.namespace,
+        prompts=summary.prompts,
+        causes=[
+            assembler_pb2.Cause(
+                code=each.kind.code,
+                remedy=each.kind.remedy,
+                prompts=each.prompts,
+                tokens=each.tokens,
+                idle=duration(now - each.last),
+            )
+            for each in summary.causes
+        ],
+    )
 
 
 def _request_id(request: _Request) -> str:

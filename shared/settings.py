@@ -111,6 +111,9 @@ class AssemblerSettings(ServerSettings):
     reasoning: Literal["auto", "none"] = Field(
         default="auto", description="Tell reasoning from text by the chat template's marks, or leave it text."
     )
+    insight: bool = Field(
+        default=True, description="Tell callers and operators what keeps the caches from hitting their prompts."
+    )
     log_prompts: Literal["off", "head_tail"] = Field(
         default="off", description="Log the first and last characters of each prompt, for debugging."
     )

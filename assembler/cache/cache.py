@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import queue
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -52,6 +52,7 @@ class AssemblyCache:
         self._disk = disk
         self._notices = tuple(notices)
         self._watching: asyncio.Task[None] | None = None
+        self._on_flush: list[Callable[[str | None], None]] = []
 
     async def start(self, seconds: float) -> None:
         """Waits until the disk is open, for so long at most, and begins to listen for flushes."""
@@ -67,6 +68,10 @@ class AssemblyCache:
             await asyncio.gather(self._watching, return_exceptions=True)
         if self._disk is not None:
             await asyncio.to_thread(self._disk.close)
+
+    def also_flush(self, flush: Callable[[str | None], None]) -> None:
+        """Calls it with each flush: with the tag of a namespace, or with None for everything."""
+        self._on_flush.append(flush)
 
     def recall(self, keys: Iterable[bytes]) -> Hit | None:
         """The entry in memory under the first of the keys that has one there. May be called from any thread."""
@@ -101,7 +106,7 @@ class AssemblyCache:
         Returns how many there were on disk, or in memory without one. Raises HermesError CACHE_UNAVAILABLE.
         """
         tag = None if namespace is None else tag_of(namespace)
-        removed = self._memory.flush(tag)
+        removed = self._flush_memory(tag)
         try:
             if self._disk is not None:
                 removed = await self._flush_disk(self._disk, tag)
@@ -122,6 +127,11 @@ class AssemblyCache:
             raise _unavailable("too much waits to be written") from error
         except (StoreError, OSError) as error:
             raise _unavailable(str(error)) from error
+
+    def _flush_memory(self, tag: str | None) -> int:
+        for flush in self._on_flush:
+            flush(tag)
+        return self._memory.flush(tag)
 
     def _post(self, tag: str | None) -> int:
         """Tells the other processes, and returns in how many places that was possible."""
@@ -148,14 +158,14 @@ class AssemblyCache:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 for tag in await asyncio.to_thread(self._news):
-                    self._memory.flush(tag)
+                    self._flush_memory(tag)
                     if self._disk is not None:  # what this process wrote while the other one flushed
                         await self._disk.flush(tag)
             except (StoreError, queue.Full):  # the one who flushed was told of such trouble, too
                 continue
             except Exception:  # or this process would never hear of a flush again
                 _log.exception("flushes of other processes cannot be heard of; everything in memory is dropped")
-                self._memory.flush(None)
+                self._flush_memory(None)
 
     @property
     def in_memory(self) -> Sizes:

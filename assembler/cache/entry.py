@@ -21,8 +21,8 @@ _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 _OVERHEAD_BYTES: Final = 512
 # By so much the clocks of processes that share a disk may differ.
 _CLOCK_SECONDS: Final = 60.0
-# A finding besides its message: its tuple, its index, its place in the list.
-_FINDING_BYTES: Final = 120
+# A finding besides its message and its remedy: its tuple, its index, its place in the list.
+_FINDING_BYTES: Final = 140
 
 
 class DamagedError(ValueError):
@@ -48,7 +48,7 @@ class Entry:
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, nearly."""
-        texts = sum(_FINDING_BYTES + sys.getsizeof(each.message) for each in self.findings)
+        texts = sum(_FINDING_BYTES + sys.getsizeof(each.message) + sys.getsizeof(each.remedy) for each in self.findings)
         return _OVERHEAD_BYTES + packed.ID_BYTES * len(self.ids) + texts
 
 
@@ -83,7 +83,11 @@ def _findings(data: bytes) -> tuple[Finding, ...]:
     except (TypeError, ValueError) as error:
         raise DamagedError("its findings are none") from error
     for each in found:
-        texts, index = (each.code, each.message), each.message_index
-        if not all(isinstance(text, str) for text in texts) or not (index is None or isinstance(index, int)):
+        texts, places = (each.code, each.message, each.remedy), (each.message_index, each.start, each.end)
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or not all(place is None or isinstance(place, int) for place in places)
+            or not isinstance(each.tokens, int)
+        ):
             raise DamagedError("its findings are none")
     return found

@@ -259,6 +259,28 @@ def test_the_tree_is_warmed_shown_and_flushed_from_the_command_line(assembler, e
     assert "are forgotten" in flushed.stderr
 
 
+@pytest.mark.parametrize("place", [0, 4, 8])
+def test_the_cost_of_a_changing_beginning_is_what_its_remedy_brings(client, place):
+    """The tokens told are those that the tree has more of, once the date stands in the last user message."""
+
+    def cached(namespace: str, system: str, question: str):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        answer = client.chat(messages, temperature=0, max_tokens=1, namespace=namespace)
+        return answer.usage.cached_tokens, answer.info.warnings
+
+    sentences = SYSTEM.strip().split(". ")
+    head, tail = ". ".join(sentences[:place]), ". ".join(sentences[place:])
+    for date, question in (("2026-11-30", "Where is Lisbon?"), ("2027-01-04", "Is Porto nice?")):
+        before, warnings = cached(f"dated {place}", f"{head} It is {date}. {tail}", question)
+    for date, question in (("2026-11-30", "Where is Lisbon?"), ("2027-01-04", "Is Porto nice?")):
+        after, silence = cached(f"mended {place}", f"{head} {tail}", f"{question} It is {date}.")
+    (warning,) = warnings
+    assert (warning.code, silence) == ("DYNAMIC_PREFIX", ())
+    # The tree copies what is left of a block from four tokens on, and the sentence around the date moves with it.
+    assert abs(after - before - warning.tokens) <= 10
+    assert warning.tokens > 10
+
+
 def test_a_stop_string_ends_the_answer_before_it(client):
     answer = client.chat(QUESTION, temperature=0, max_tokens=40, stop="Paris")
     assert answer.finish_reason == "stop"

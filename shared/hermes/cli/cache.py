@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from hermes.arguments import build
 from hermes.channels import open_channel, unreachable
+from hermes.cli import insights, prefix_tree
 from hermes.cli import options as opt
-from hermes.cli import prefix_tree
 from hermes.cli.console import complain, note, out, print_json
 from hermes.client import DEFAULT_ADDRESS, DEFAULT_EXECUTOR
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, executor_pb2
@@ -61,6 +61,26 @@ def stats(
                 _show(name, counters)
     if None in counted.values():
         raise typer.Exit(1)
+
+
+@app.command()
+def insight(
+    *,
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="One namespace; else all.")] = "",
+    as_json: opt.AsJson = False,
+    timeout: opt.Timeout = 10.0,
+    address: opt.Address = DEFAULT_ADDRESS,
+    tls_ca: opt.TlsCa = None,
+) -> None:
+    """Tell what keeps the caches from hitting: the warnings of recent prompts, with their remedies."""
+    request = build(assembler_pb2.GetInsightRequest, namespace=namespace)
+    told = _told(lambda: _ask(address, tls_ca, lambda stub: stub.GetInsight(request, timeout=timeout)))
+    if told is None:
+        raise typer.Exit(1)
+    if as_json:
+        print_json(insights.as_json(told))
+    else:
+        insights.show(told)
 
 
 @app.command()

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from hermes.v1 import types_pb2 as hermes_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hermes/v1/assembler.proto\x12\thermes.v1\x1a\x15hermes/v1/types.proto\"l\n\x06Prompt\x12\x1f\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x0f.hermes.v1.ChatH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.hermes.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xc8\x01\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.hermes.v1.Message\x12\x1e\n\x05tools\x18\x02 \x03(\x0b\x32\x0f.hermes.v1.Tool\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x07\"\xab\x01\n\nTruncation\x12(\n\x04mode\x18\x01 \x01(\x0e\x32\x1a.hermes.v1.Truncation.Mode\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x18\n\x10keep_last_rounds\x18\x03 \x01(\r\">\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_REJECT\x10\x01\x12\x0f\n\x0bMODE_ROUNDS\x10\x02\"\xbe\x01\n\x0f\x41ssembleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x05 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12\x13\n\x0breturn_text\x18\x06 \x01(\x08\"|\n\x10\x41ssembleResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x11\n\x04text\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfoB\x07\n\x05_text\"\xc1\x01\n\x0c\x41ssemblyInfo\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x18\n\x10template_version\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x64ropped_rounds\x18\x04 \x01(\r\x12$\n\x08warnings\x18\x05 \x03(\x0b\x32\x12.hermes.v1.Warning\x12#\n\x07timings\x18\x06 \x01(\x0b\x32\x12.hermes.v1.Timings\"\xae\x01\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1a\n\rmessage_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x12\n\x05start\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x10\n\x0e_message_indexB\x08\n\x06_startB\x06\n\x04_end\"\xc2\x02\n\x18\x41ssemblerGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x05 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.hermes.v1.SamplingParams\x12\'\n\x08stopping\x18\x07 \x01(\x0b\x32\x15.hermes.v1.StopParams\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x14\n\x0cinclude_stop\x18\t \x01(\x08\x12\x14\n\x0c\x61\x66\x66inity_key\x18\n \x01(\t\"\xa9\x01\n\x19\x41ssemblerGenerateResponse\x12+\n\x07started\x18\x01 \x01(\x0b\x32\x18.hermes.v1.AnswerStartedH\x00\x12\'\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x16.hermes.v1.AnswerDeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.hermes.v1.AnswerFinishedH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\rAnswerStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12%\n\x04info\x18\x05 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfo\"{\n\x0b\x41nswerDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.hermes.v1.TokenLogprob\x12\x11\n\treasoning\x18\x05 \x01(\t\"\xf7\x01\n\x0e\x41nswerFinished\x12\r\n\x05index\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.hermes.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x0e\n\x04stop\x18\x04 \x01(\tH\x00\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.hermes.v1.Usage\x12#\n\x07timings\x18\x06 \x01(\x0b\x32\x12.hermes.v1.Timings\x12\'\n\ntool_calls\x18\x07 \x03(\x0b\x32\x13.hermes.v1.ToolCallB\x0e\n\x0cmatched_stop\"\xa8\x01\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x04 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xb8\x01\n\x0f\x45xplainResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12$\n\x08segments\x18\x02 \x03(\x0b\x32\x12.hermes.v1.Segment\x12%\n\x04info\x18\x03 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfo\x12\x1f\n\x12tree_cached_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x15\n\x13_tree_cached_tokens\"\x8c\x03\n\x07Segment\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1a\n\rmessage_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ontrol\x18\x04 \x01(\x08\x12%\n\x04kind\x18\x05 \x01(\x0e\x32\x17.hermes.v1.Segment.Kind\x12\x14\n\x0cother_before\x18\x06 \x01(\r\x12\x13\n\x0bother_after\x18\x07 \x01(\r\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x1a\n\x12tree_cached_tokens\x18\t \x01(\r\"\x9b\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_TEMPLATE\x10\x01\x12\x10\n\x0cKIND_CONTENT\x10\x02\x12\x12\n\x0eKIND_REASONING\x10\x03\x12\x12\n\x0eKIND_TOOL_CALL\x10\x04\x12\r\n\tKIND_NAME\x10\x05\x12\x0e\n\nKIND_TOOLS\x10\x06\x12\x11\n\rKIND_VARIABLE\x10\x07\x42\x10\n\x0e_message_index\"\x1e\n\x1cGetAssemblyCacheStatsRequest\"\xa2\x02\n\x1dGetAssemblyCacheStatsResponse\x12\x0f\n\x07lookups\x18\x01 \x01(\x04\x12\x13\n\x0bmemory_hits\x18\x02 \x01(\x04\x12\x11\n\tdisk_hits\x18\x03 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x07 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x08 \x01(\x04\x12\x11\n\tevictions\x18\t \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\n \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x04\x12\x16\n\x0e\x64ropped_writes\x18\x0c \x01(\x04\x12\x15\n\rdisk_troubles\x18\r \x01(\x04\".\n\x19\x46lushAssemblyCacheRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"-\n\x1a\x46lushAssemblyCacheResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x04\x32\xeb\x01\n\tAssembler\x12\x43\n\x08\x41ssemble\x12\x1a.hermes.v1.AssembleRequest\x1a\x1b.hermes.v1.AssembleResponse\x12W\n\x08Generate\x12#.hermes.v1.AssemblerGenerateRequest\x1a$.hermes.v1.AssemblerGenerateResponse0\x01\x12@\n\x07\x45xplain\x12\x19.hermes.v1.ExplainRequest\x1a\x1a.hermes.v1.ExplainResponse2\xdf\x01\n\x0e\x41ssemblerAdmin\x12j\n\x15GetAssemblyCacheStats\x12\'.hermes.v1.GetAssemblyCacheStatsRequest\x1a(.hermes.v1.GetAssemblyCacheStatsResponse\x12\x61\n\x12\x46lushAssemblyCache\x12$.hermes.v1.FlushAssemblyCacheRequest\x1a%.hermes.v1.FlushAssemblyCacheResponseB\x14Z\x12hermes/v1;hermesv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hermes/v1/assembler.proto\x12\thermes.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15hermes/v1/types.proto\"l\n\x06Prompt\x12\x1f\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x0f.hermes.v1.ChatH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.hermes.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xc8\x01\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.hermes.v1.Message\x12\x1e\n\x05tools\x18\x02 \x03(\x0b\x32\x0f.hermes.v1.Tool\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x07\"\xab\x01\n\nTruncation\x12(\n\x04mode\x18\x01 \x01(\x0e\x32\x1a.hermes.v1.Truncation.Mode\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x18\n\x10keep_last_rounds\x18\x03 \x01(\r\">\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_REJECT\x10\x01\x12\x0f\n\x0bMODE_ROUNDS\x10\x02\"\xbe\x01\n\x0f\x41ssembleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x05 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12\x13\n\x0breturn_text\x18\x06 \x01(\x08\"|\n\x10\x41ssembleResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x11\n\x04text\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfoB\x07\n\x05_text\"\xc1\x01\n\x0c\x41ssemblyInfo\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x18\n\x10template_version\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x16\n\x0e\x64ropped_rounds\x18\x04 \x01(\r\x12$\n\x08warnings\x18\x05 \x03(\x0b\x32\x12.hermes.v1.Warning\x12#\n\x07timings\x18\x06 \x01(\x0b\x32\x12.hermes.v1.Timings\"\xae\x01\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1a\n\rmessage_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x12\n\x05start\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x10\n\x0e_message_indexB\x08\n\x06_startB\x06\n\x04_end\"\xc2\x02\n\x18\x41ssemblerGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x05 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.hermes.v1.SamplingParams\x12\'\n\x08stopping\x18\x07 \x01(\x0b\x32\x15.hermes.v1.StopParams\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x14\n\x0cinclude_stop\x18\t \x01(\x08\x12\x14\n\x0c\x61\x66\x66inity_key\x18\n \x01(\t\"\xa9\x01\n\x19\x41ssemblerGenerateResponse\x12+\n\x07started\x18\x01 \x01(\x0b\x32\x18.hermes.v1.AnswerStartedH\x00\x12\'\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x16.hermes.v1.AnswerDeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.hermes.v1.AnswerFinishedH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\rAnswerStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12%\n\x04info\x18\x05 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfo\"{\n\x0b\x41nswerDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.hermes.v1.TokenLogprob\x12\x11\n\treasoning\x18\x05 \x01(\t\"\xf7\x01\n\x0e\x41nswerFinished\x12\r\n\x05index\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.hermes.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x0e\n\x04stop\x18\x04 \x01(\tH\x00\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.hermes.v1.Usage\x12#\n\x07timings\x18\x06 \x01(\x0b\x32\x12.hermes.v1.Timings\x12\'\n\ntool_calls\x18\x07 \x03(\x0b\x32\x13.hermes.v1.ToolCallB\x0e\n\x0cmatched_stop\"\xa8\x01\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.hermes.v1.Prompt\x12%\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x16.hermes.v1.CachePolicy\x12)\n\ntruncation\x18\x04 \x01(\x0b\x32\x15.hermes.v1.Truncation\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xb8\x01\n\x0f\x45xplainResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12$\n\x08segments\x18\x02 \x03(\x0b\x32\x12.hermes.v1.Segment\x12%\n\x04info\x18\x03 \x01(\x0b\x32\x17.hermes.v1.AssemblyInfo\x12\x1f\n\x12tree_cached_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x15\n\x13_tree_cached_tokens\"\x8c\x03\n\x07Segment\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1a\n\rmessage_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ontrol\x18\x04 \x01(\x08\x12%\n\x04kind\x18\x05 \x01(\x0e\x32\x17.hermes.v1.Segment.Kind\x12\x14\n\x0cother_before\x18\x06 \x01(\r\x12\x13\n\x0bother_after\x18\x07 \x01(\r\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x1a\n\x12tree_cached_tokens\x18\t \x01(\r\"\x9b\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_TEMPLATE\x10\x01\x12\x10\n\x0cKIND_CONTENT\x10\x02\x12\x12\n\x0eKIND_REASONING\x10\x03\x12\x12\n\x0eKIND_TOOL_CALL\x10\x04\x12\r\n\tKIND_NAME\x10\x05\x12\x0e\n\nKIND_TOOLS\x10\x06\x12\x11\n\rKIND_VARIABLE\x10\x07\x42\x10\n\x0e_message_index\"\x1e\n\x1cGetAssemblyCacheStatsRequest\"\xa2\x02\n\x1dGetAssemblyCacheStatsResponse\x12\x0f\n\x07lookups\x18\x01 \x01(\x04\x12\x13\n\x0bmemory_hits\x18\x02 \x01(\x04\x12\x11\n\tdisk_hits\x18\x03 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x07 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x08 \x01(\x04\x12\x11\n\tevictions\x18\t \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\n \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x04\x12\x16\n\x0e\x64ropped_writes\x18\x0c \x01(\x04\x12\x15\n\rdisk_troubles\x18\r \x01(\x04\"&\n\x11GetInsightRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"k\n\x12GetInsightResponse\x12/\n\nnamespaces\x18\x01 \x03(\x0b\x32\x1b.hermes.v1.NamespaceInsight\x12$\n\x08rewrites\x18\x02 \x03(\x0b\x32\x12.hermes.v1.Rewrite\"X\n\x10NamespaceInsight\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07prompts\x18\x02 \x01(\r\x12 \n\x06\x63\x61uses\x18\x03 \x03(\x0b\x32\x10.hermes.v1.Cause\"o\n\x05\x43\x61use\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06remedy\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\'\n\x04idle\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\x07Rewrite\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0e\n\x06remedy\x18\x02 \x01(\t\".\n\x19\x46lushAssemblyCacheRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"-\n\x1a\x46lushAssemblyCacheResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x04\x32\xeb\x01\n\tAssembler\x12\x43\n\x08\x41ssemble\x12\x1a.hermes.v1.AssembleRequest\x1a\x1b.hermes.v1.AssembleResponse\x12W\n\x08Generate\x12#.hermes.v1.AssemblerGenerateRequest\x1a$.hermes.v1.AssemblerGenerateResponse0\x01\x12@\n\x07\x45xplain\x12\x19.hermes.v1.ExplainRequest\x1a\x1a.hermes.v1.ExplainResponse2\xaa\x02\n\x0e\x41ssemblerAdmin\x12j\n\x15GetAssemblyCacheStats\x12\'.hermes.v1.GetAssemblyCacheStatsRequest\x1a(.hermes.v1.GetAssemblyCacheStatsResponse\x12I\n\nGetInsight\x12\x1c.hermes.v1.GetInsightRequest\x1a\x1d.hermes.v1.GetInsightResponse\x12\x61\n\x12\x46lushAssemblyCache\x12$.hermes.v1.FlushAssemblyCacheRequest\x1a%.hermes.v1.FlushAssemblyCacheResponseB\x14Z\x12hermes/v1;hermesv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,52 +34,62 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hermes.v1.assembler_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\022hermes/v1;hermesv1'
-  _globals['_PROMPT']._serialized_start=63
-  _globals['_PROMPT']._serialized_end=171
-  _globals['_CHAT']._serialized_start=174
-  _globals['_CHAT']._serialized_end=374
-  _globals['_TOKENIDS']._serialized_start=376
-  _globals['_TOKENIDS']._serialized_end=399
-  _globals['_TRUNCATION']._serialized_start=402
-  _globals['_TRUNCATION']._serialized_end=573
-  _globals['_TRUNCATION_MODE']._serialized_start=511
-  _globals['_TRUNCATION_MODE']._serialized_end=573
-  _globals['_ASSEMBLEREQUEST']._serialized_start=576
-  _globals['_ASSEMBLEREQUEST']._serialized_end=766
-  _globals['_ASSEMBLERESPONSE']._serialized_start=768
-  _globals['_ASSEMBLERESPONSE']._serialized_end=892
-  _globals['_ASSEMBLYINFO']._serialized_start=895
-  _globals['_ASSEMBLYINFO']._serialized_end=1088
-  _globals['_WARNING']._serialized_start=1091
-  _globals['_WARNING']._serialized_end=1265
-  _globals['_ASSEMBLERGENERATEREQUEST']._serialized_start=1268
-  _globals['_ASSEMBLERGENERATEREQUEST']._serialized_end=1590
-  _globals['_ASSEMBLERGENERATERESPONSE']._serialized_start=1593
-  _globals['_ASSEMBLERGENERATERESPONSE']._serialized_end=1762
-  _globals['_ANSWERSTARTED']._serialized_start=1765
-  _globals['_ANSWERSTARTED']._serialized_end=1900
-  _globals['_ANSWERDELTA']._serialized_start=1902
-  _globals['_ANSWERDELTA']._serialized_end=2025
-  _globals['_ANSWERFINISHED']._serialized_start=2028
-  _globals['_ANSWERFINISHED']._serialized_end=2275
-  _globals['_EXPLAINREQUEST']._serialized_start=2278
-  _globals['_EXPLAINREQUEST']._serialized_end=2446
-  _globals['_EXPLAINRESPONSE']._serialized_start=2449
-  _globals['_EXPLAINRESPONSE']._serialized_end=2633
-  _globals['_SEGMENT']._serialized_start=2636
-  _globals['_SEGMENT']._serialized_end=3032
-  _globals['_SEGMENT_KIND']._serialized_start=2859
-  _globals['_SEGMENT_KIND']._serialized_end=3014
-  _globals['_GETASSEMBLYCACHESTATSREQUEST']._serialized_start=3034
-  _globals['_GETASSEMBLYCACHESTATSREQUEST']._serialized_end=3064
-  _globals['_GETASSEMBLYCACHESTATSRESPONSE']._serialized_start=3067
-  _globals['_GETASSEMBLYCACHESTATSRESPONSE']._serialized_end=3357
-  _globals['_FLUSHASSEMBLYCACHEREQUEST']._serialized_start=3359
-  _globals['_FLUSHASSEMBLYCACHEREQUEST']._serialized_end=3405
-  _globals['_FLUSHASSEMBLYCACHERESPONSE']._serialized_start=3407
-  _globals['_FLUSHASSEMBLYCACHERESPONSE']._serialized_end=3452
-  _globals['_ASSEMBLER']._serialized_start=3455
-  _globals['_ASSEMBLER']._serialized_end=3690
-  _globals['_ASSEMBLERADMIN']._serialized_start=3693
-  _globals['_ASSEMBLERADMIN']._serialized_end=3916
+  _globals['_PROMPT']._serialized_start=95
+  _globals['_PROMPT']._serialized_end=203
+  _globals['_CHAT']._serialized_start=206
+  _globals['_CHAT']._serialized_end=406
+  _globals['_TOKENIDS']._serialized_start=408
+  _globals['_TOKENIDS']._serialized_end=431
+  _globals['_TRUNCATION']._serialized_start=434
+  _globals['_TRUNCATION']._serialized_end=605
+  _globals['_TRUNCATION_MODE']._serialized_start=543
+  _globals['_TRUNCATION_MODE']._serialized_end=605
+  _globals['_ASSEMBLEREQUEST']._serialized_start=608
+  _globals['_ASSEMBLEREQUEST']._serialized_end=798
+  _globals['_ASSEMBLERESPONSE']._serialized_start=800
+  _globals['_ASSEMBLERESPONSE']._serialized_end=924
+  _globals['_ASSEMBLYINFO']._serialized_start=927
+  _globals['_ASSEMBLYINFO']._serialized_end=1120
+  _globals['_WARNING']._serialized_start=1123
+  _globals['_WARNING']._serialized_end=1297
+  _globals['_ASSEMBLERGENERATEREQUEST']._serialized_start=1300
+  _globals['_ASSEMBLERGENERATEREQUEST']._serialized_end=1622
+  _globals['_ASSEMBLERGENERATERESPONSE']._serialized_start=1625
+  _globals['_ASSEMBLERGENERATERESPONSE']._serialized_end=1794
+  _globals['_ANSWERSTARTED']._serialized_start=1797
+  _globals['_ANSWERSTARTED']._serialized_end=1932
+  _globals['_ANSWERDELTA']._serialized_start=1934
+  _globals['_ANSWERDELTA']._serialized_end=2057
+  _globals['_ANSWERFINISHED']._serialized_start=2060
+  _globals['_ANSWERFINISHED']._serialized_end=2307
+  _globals['_EXPLAINREQUEST']._serialized_start=2310
+  _globals['_EXPLAINREQUEST']._serialized_end=2478
+  _globals['_EXPLAINRESPONSE']._serialized_start=2481
+  _globals['_EXPLAINRESPONSE']._serialized_end=2665
+  _globals['_SEGMENT']._serialized_start=2668
+  _globals['_SEGMENT']._serialized_end=3064
+  _globals['_SEGMENT_KIND']._serialized_start=2891
+  _globals['_SEGMENT_KIND']._serialized_end=3046
+  _globals['_GETASSEMBLYCACHESTATSREQUEST']._serialized_start=3066
+  _globals['_GETASSEMBLYCACHESTATSREQUEST']._serialized_end=3096
+  _globals['_GETASSEMBLYCACHESTATSRESPONSE']._serialized_start=3099
+  _globals['_GETASSEMBLYCACHESTATSRESPONSE']._serialized_end=3389
+  _globals['_GETINSIGHTREQUEST']._serialized_start=3391
+  _globals['_GETINSIGHTREQUEST']._serialized_end=3429
+  _globals['_GETINSIGHTRESPONSE']._serialized_start=3431
+  _globals['_GETINSIGHTRESPONSE']._serialized_end=3538
+  _globals['_NAMESPACEINSIGHT']._serialized_start=3540
+  _globals['_NAMESPACEINSIGHT']._serialized_end=3628
+  _globals['_CAUSE']._serialized_start=3630
+  _globals['_CAUSE']._serialized_end=3741
+  _globals['_REWRITE']._serialized_start=3743
+  _globals['_REWRITE']._serialized_end=3785
+  _globals['_FLUSHASSEMBLYCACHEREQUEST']._serialized_start=3787
+  _globals['_FLUSHASSEMBLYCACHEREQUEST']._serialized_end=3833
+  _globals['_FLUSHASSEMBLYCACHERESPONSE']._serialized_start=3835
+  _globals['_FLUSHASSEMBLYCACHERESPONSE']._serialized_end=3880
+  _globals['_ASSEMBLER']._serialized_start=3883
+  _globals['_ASSEMBLER']._serialized_end=4118
+  _globals['_ASSEMBLERADMIN']._serialized_start=4121
+  _globals['_ASSEMBLERADMIN']._serialized_end=4419
 # @@protoc_insertion_point(module_scope)

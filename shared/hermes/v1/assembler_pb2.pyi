@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -818,6 +819,148 @@ class GetAssemblyCacheStatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetAssemblyCacheStatsResponse: _TypeAlias = GetAssemblyCacheStatsResponse  # noqa: Y015
+
+@_typing.final
+class GetInsightRequest(_message.Message):
+    """Which namespaces to tell of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Empty is all."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetInsightRequest: _TypeAlias = GetInsightRequest  # noqa: Y015
+
+@_typing.final
+class GetInsightResponse(_message.Message):
+    """What recent prompts were warned of, in the worker process that answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    REWRITES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceInsight]: ...
+    @_builtins.property
+    def rewrites(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rewrite]:
+        """What the chat templates do to earlier turns, so that a turn's prompt is not a beginning of the next one's."""
+
+    def __init__(
+        self,
+        *,
+        namespaces: _abc.Iterable[Global___NamespaceInsight] | None = ...,
+        rewrites: _abc.Iterable[Global___Rewrite] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespaces", b"namespaces", "rewrites", b"rewrites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetInsightResponse: _TypeAlias = GetInsightResponse  # noqa: Y015
+
+@_typing.final
+class NamespaceInsight(_message.Message):
+    """The recent prompts of one namespace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    CAUSES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    prompts: _builtins.int
+    """So many were looked at."""
+    @_builtins.property
+    def causes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cause]:
+        """The costliest first."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str | None = ...,
+        prompts: _builtins.int | None = ...,
+        causes: _abc.Iterable[Global___Cause] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["causes", b"causes", "namespace", b"namespace", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceInsight: _TypeAlias = NamespaceInsight  # noqa: Y015
+
+@_typing.final
+class Cause(_message.Message):
+    """Warnings of one kind, and with one remedy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    remedy: _builtins.str
+    prompts: _builtins.int
+    """Prompts that were warned of it, and tokens of theirs that had to be computed again."""
+    tokens: _builtins.int
+    @_builtins.property
+    def idle(self) -> _duration_pb2.Duration:
+        """Since the last of them."""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.str | None = ...,
+        remedy: _builtins.str | None = ...,
+        prompts: _builtins.int | None = ...,
+        tokens: _builtins.int | None = ...,
+        idle: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["idle", b"idle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "idle", b"idle", "prompts", b"prompts", "remedy", b"remedy", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cause: _TypeAlias = Cause  # noqa: Y015
+
+@_typing.final
+class Rewrite(_message.Message):
+    """A way in which a chat template writes earlier turns differently than it did when they were new."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    remedy: _builtins.str
+    def __init__(
+        self,
+        *,
+        message: _builtins.str | None = ...,
+        remedy: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "remedy", b"remedy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rewrite: _TypeAlias = Rewrite  # noqa: Y015
 
 @_typing.final
 class FlushAssemblyCacheRequest(_message.Message):

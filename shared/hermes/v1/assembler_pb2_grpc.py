@@ -207,6 +207,11 @@ class AssemblerAdminStub:
                 request_serializer=hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsRequest.SerializeToString,
                 response_deserializer=hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsResponse.FromString,
                 _registered_method=True)
+        self.GetInsight = channel.unary_unary(
+                '/hermes.v1.AssemblerAdmin/GetInsight',
+                request_serializer=hermes_dot_v1_dot_assembler__pb2.GetInsightRequest.SerializeToString,
+                response_deserializer=hermes_dot_v1_dot_assembler__pb2.GetInsightResponse.FromString,
+                _registered_method=True)
         self.FlushAssemblyCache = channel.unary_unary(
                 '/hermes.v1.AssemblerAdmin/FlushAssemblyCache',
                 request_serializer=hermes_dot_v1_dot_assembler__pb2.FlushAssemblyCacheRequest.SerializeToString,
@@ -220,6 +225,13 @@ class AssemblerAdminServicer:
 
     def GetAssemblyCacheStats(self, request, context):
         """Reports the assembly cache's counters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetInsight(self, request, context):
+        """Tells what keeps the caches from hitting: the warnings of recent prompts, summed up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,6 +251,11 @@ def add_AssemblerAdminServicer_to_server(servicer, server):
                     servicer.GetAssemblyCacheStats,
                     request_deserializer=hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsRequest.FromString,
                     response_serializer=hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsResponse.SerializeToString,
+            ),
+            'GetInsight': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetInsight,
+                    request_deserializer=hermes_dot_v1_dot_assembler__pb2.GetInsightRequest.FromString,
+                    response_serializer=hermes_dot_v1_dot_assembler__pb2.GetInsightResponse.SerializeToString,
             ),
             'FlushAssemblyCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushAssemblyCache,
@@ -274,6 +291,33 @@ class AssemblerAdmin:
             '/hermes.v1.AssemblerAdmin/GetAssemblyCacheStats',
             hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsRequest.SerializeToString,
             hermes_dot_v1_dot_assembler__pb2.GetAssemblyCacheStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetInsight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hermes.v1.AssemblerAdmin/GetInsight',
+            hermes_dot_v1_dot_assembler__pb2.GetInsightRequest.SerializeToString,
+            hermes_dot_v1_dot_assembler__pb2.GetInsightResponse.FromString,
             options,
             channel_credentials,
             insecure,

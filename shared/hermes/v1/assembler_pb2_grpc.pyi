@@ -96,6 +96,8 @@ class AssemblerAdminStub:
     def __new__(cls, channel: _aio.Channel) -> AssemblerAdminAsyncStub: ...
     GetAssemblyCacheStats: _grpc.UnaryUnaryMultiCallable[_assembler_pb2.GetAssemblyCacheStatsRequest, _assembler_pb2.GetAssemblyCacheStatsResponse]
     """Reports the assembly cache's counters."""
+    GetInsight: _grpc.UnaryUnaryMultiCallable[_assembler_pb2.GetInsightRequest, _assembler_pb2.GetInsightResponse]
+    """Tells what keeps the caches from hitting: the warnings of recent prompts, summed up."""
     FlushAssemblyCache: _grpc.UnaryUnaryMultiCallable[_assembler_pb2.FlushAssemblyCacheRequest, _assembler_pb2.FlushAssemblyCacheResponse]
     """Empties the assembly cache, or one namespace of it."""
 
@@ -106,6 +108,8 @@ class AssemblerAdminAsyncStub(AssemblerAdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetAssemblyCacheStats: _aio.UnaryUnaryMultiCallable[_assembler_pb2.GetAssemblyCacheStatsRequest, _assembler_pb2.GetAssemblyCacheStatsResponse]  # type: ignore[assignment]
     """Reports the assembly cache's counters."""
+    GetInsight: _aio.UnaryUnaryMultiCallable[_assembler_pb2.GetInsightRequest, _assembler_pb2.GetInsightResponse]  # type: ignore[assignment]
+    """Tells what keeps the caches from hitting: the warnings of recent prompts, summed up."""
     FlushAssemblyCache: _aio.UnaryUnaryMultiCallable[_assembler_pb2.FlushAssemblyCacheRequest, _assembler_pb2.FlushAssemblyCacheResponse]  # type: ignore[assignment]
     """Empties the assembly cache, or one namespace of it."""
 
@@ -119,6 +123,14 @@ class AssemblerAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_assembler_pb2.GetAssemblyCacheStatsResponse, _abc.Awaitable[_assembler_pb2.GetAssemblyCacheStatsResponse]]:
         """Reports the assembly cache's counters."""
+
+    @_abc_1.abstractmethod
+    def GetInsight(
+        self,
+        request: _assembler_pb2.GetInsightRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_assembler_pb2.GetInsightResponse, _abc.Awaitable[_assembler_pb2.GetInsightResponse]]:
+        """Tells what keeps the caches from hitting: the warnings of recent prompts, summed up."""
 
     @_abc_1.abstractmethod
     def FlushAssemblyCache(

@@ -194,6 +194,7 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
     "log_format": ("json", False),
     "executor": ("127.0.0.1:1", False),
     "log_prompts": ("head_tail", False),
+    "insight": (False, False),
     "tool_calls": ("none", False),
     "reasoning": ("none", False),
     "workers": (2, False),

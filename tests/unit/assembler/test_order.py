@@ -85,6 +85,7 @@ def test_under_strict_the_first_finding_is_an_error() -> None:
     with pytest.raises(HermesError) as caught:
         order.refuse(order.findings(told("u", "u", result("1"))))
     assert (caught.value.reason, caught.value.metadata["message_index"]) == ("ROLE_ORDER", "1")
+    assert "take turns" in caught.value.message
 
 
 def test_of_ten_thousand_findings_the_first_few_are_told_and_how_many_more_there_are() -> None:

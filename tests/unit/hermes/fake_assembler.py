@@ -76,6 +76,8 @@ class FakeAssembler(assembler_pb2_grpc.AssemblerServicer, assembler_pb2_grpc.Ass
     requests: list[Request] = field(default_factory=list)
     explained: assembler_pb2.ExplainResponse = field(default_factory=assembler_pb2.ExplainResponse)
     flushes: list[str] = field(default_factory=list)
+    insights: list[str] = field(default_factory=list)
+    insight: assembler_pb2.GetInsightResponse = field(default_factory=assembler_pb2.GetInsightResponse)
     gone: threading.Event = field(default_factory=threading.Event)
     address: str = ""
     states: health.HealthServicer = field(default_factory=health.HealthServicer)
@@ -110,6 +112,13 @@ class FakeAssembler(assembler_pb2_grpc.AssemblerServicer, assembler_pb2_grpc.Ass
     ) -> assembler_pb2.GetAssemblyCacheStatsResponse:
         self._fail(context)
         return assembler_pb2.GetAssemblyCacheStatsResponse(lookups=3, memory_hits=1, tokens=200, cached_tokens=150)
+
+    def GetInsight(  # noqa: N802 - the contract's name
+        self, request: assembler_pb2.GetInsightRequest, context: grpc.ServicerContext
+    ) -> assembler_pb2.GetInsightResponse:
+        self._fail(context)
+        self.insights.append(request.namespace)
+        return self.insight
 
     def FlushAssemblyCache(  # noqa: N802 - the contract's name
         self, request: assembler_pb2.FlushAssemblyCacheRequest, context: grpc.ServicerContext

@@ -130,9 +130,11 @@ def test_text_that_looks_like_markup_is_printed_as_it_is(hermes, assembler):
 
 def test_warnings_go_to_standard_error(hermes, assembler):
     assembler.events = [started(warnings=("ROLE_ORDER",)), delta("x", 1), finished(usage=usage())]
+    warning = assembler.events[0].started.info.warnings[0]
+    warning.message, warning.remedy, warning.message_index = "It is odd.", "Mend it.", 2
     code, out, err = hermes("chat", "hi")
     assert (code, out) == (0, "x\n")
-    assert "ROLE_ORDER" in err
+    assert "warning: It is odd. Mend it. (message 2) [ROLE_ORDER]\n" in err
 
 
 def test_generate_sends_raw_text(hermes, assembler):

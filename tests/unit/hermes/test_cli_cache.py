@@ -3,10 +3,11 @@ import json
 import sys
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from hermes import cli
-from hermes.v1 import executor_pb2
-from shared.errors import not_found, resource_exhausted, unavailable
+from hermes.v1 import assembler_pb2, executor_pb2
+from shared.errors import failed_precondition, not_found, resource_exhausted, unavailable
 
 
 @pytest.fixture
@@ -132,6 +133,58 @@ def test_flush_empties_the_one_that_can_be_reached_and_says_that_the_other_canno
     code, _, err = cache("flush", "--executor", "127.0.0.1:1")
     assert code == 1
     assert err.startswith("5 prompts and beginnings are forgotten\nhermes: No executor can be reached")
+
+
+INSIGHT = assembler_pb2.GetInsightResponse(
+    namespaces=[
+        assembler_pb2.NamespaceInsight(
+            namespace="shop\x1b[1m",
+            prompts=40,
+            causes=[
+                assembler_pb2.Cause(
+                    code="DYNAMIC_PREFIX",
+                    remedy="Move the date to the last user message.",
+                    prompts=30,
+                    tokens=9000,
+                    idle=Duration(seconds=3),
+                ),
+                assembler_pb2.Cause(code="ROLE_ORDER", remedy="Take turns.", prompts=1, idle=Duration(seconds=70)),
+            ],
+        ),
+        assembler_pb2.NamespaceInsight(prompts=2),
+    ],
+    rewrites=[assembler_pb2.Rewrite(message="It drops reasoning.", remedy="Serve another.")],
+)
+
+
+def test_insight_shows_causes_with_their_remedies_the_costliest_first(cache, assembler):
+    assembler.insight = INSIGHT
+    shown = (
+        "It drops reasoning. Serve another.\n"
+        "namespace 'shop\\x1b[1m': 40 recent prompts\n"
+        "  DYNAMIC_PREFIX: 30 prompts, 9000 tokens computed again, last 3 s ago\n"
+        "    Move the date to the last user message.\n"
+        "  ROLE_ORDER: 1 prompt, last 70 s ago\n"
+        "    Take turns.\n"
+        "no namespace: 2 recent prompts, nothing to tell\n"
+    )
+    assert cache("insight", "--namespace", "shop") == (0, shown, "")
+    assert assembler.insights == ["shop"]
+
+
+def test_insight_as_json_has_the_contracts_names(cache, assembler):
+    assembler.insight = INSIGHT
+    told = json.loads(cache("insight", "--json")[1])
+    first = told["namespaces"][0]
+    assert (first["namespace"], first["prompts"], first["causes"][0]["tokens"]) == ("shop\x1b[1m", 40, 9000)
+    assert first["causes"][1]["idle"] == 70
+    assert told["rewrites"] == [{"message": "It drops reasoning.", "remedy": "Serve another."}]
+
+
+def test_insight_that_is_not_to_be_had_is_said(cache, assembler):
+    assert cache("insight") == (0, "", "no prompts yet\n")
+    assembler.error = failed_precondition("INSIGHT_OFF", "This server does not look at prompts.")
+    assert cache("insight") == (1, "", "hermes: This server does not look at prompts.\n")
 
 
 def test_stats_show_both_caches_with_their_hit_rates(cache):

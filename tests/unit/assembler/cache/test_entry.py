@@ -11,10 +11,15 @@ from assembler.findings import Finding
 
 KEY = bytes(range(32))
 ENTRY = Entry(
-    array("I", [1, 2**32 - 1, 7]), 1.5, 2, (Finding("ROLE_ORDER", "Message 1 is odd — é.", 1), Finding("X", ""))
+    array("I", [1, 2**32 - 1, 7]),
+    1.5,
+    2,
+    (Finding("ROLE_ORDER", "Message 1 is odd — é.", 1, "Mend it.", 7, 0, 3), Finding("X", "")),
 )
 
-findings = st.builds(Finding, st.text(), st.text(), st.none() | st.integers(0, 2**31))
+numbers = st.integers(0, 2**31)
+places = st.none() | numbers
+findings = st.builds(Finding, st.text(), st.text(), places, st.text(), numbers, places, places)
 entries = st.builds(
     Entry,
     st.lists(st.integers(0, 2**32 - 1)).map(lambda ids: array("I", ids)),
@@ -46,7 +51,20 @@ def test_any_changed_byte_and_any_shorter_value_is_damage() -> None:
         decoded(KEY, data + b"\0")
 
 
-@pytest.mark.parametrize("findings", [b"[", b"5", b"[5]", b'[["A"]]', b'[[1, "text", null]]', b'[["A", "text", "x"]]'])
+@pytest.mark.parametrize(
+    "findings",
+    [
+        b"[",
+        b"5",
+        b"[5]",
+        b'[["A"]]',
+        b'[[1, "text", null]]',
+        b'[["A", "text", "x"]]',
+        b'[["A", "text", 1, 2]]',
+        b'[["A", "b", 1, "c", "2"]]',
+        b'[["A", "b", 1, "c", 2, "3"]]',
+    ],
+)
 def test_findings_that_are_none_are_damage_whatever_their_checksum_says(findings: bytes) -> None:
     body = bytearray(encoded(KEY, Entry(array("I"), 1.0))[: -hashlib.sha256().digest_size] + findings)
     body[-len(findings) - 4 : -len(findings)] = len(findings).to_bytes(4, "little")
@@ -60,9 +78,10 @@ def test_a_value_under_another_key_is_damage() -> None:
 
 
 def test_the_size_counts_what_findings_take() -> None:
-    findings = tuple(Finding("ROLE_ORDER", f"Message {index} is out of order: \u00e9.", index) for index in range(1000))
-    took = sum(
-        sys.getsizeof(each) + sys.getsizeof(each.message) + sys.getsizeof(each.message_index) for each in findings
+    findings = tuple(
+        Finding("ROLE_ORDER", f"Message {index} is out of order: \u00e9.", index, f"Mend {index}.")
+        for index in range(1000)
     )
+    took = sum(sum(map(sys.getsizeof, (each, each.message, each.message_index, each.remedy))) for each in findings)
     told = Entry(array("I"), 1.0, 0, findings).size - Entry(array("I"), 1.0).size
     assert 0.9 * took <= told <= 1.2 * took

@@ -1,0 +1,252 @@
+"""Why the caches miss: beginnings of prompts that change from one to the next, and templates that rewrite history.
+
+DYNAMIC_PREFIX: prompts of one namespace and template are compared with those before them. A date in the system text
+keeps all that comes after it from being computed once. A prompt whose beginning was there before, in another turn of
+its conversation or in another conversation, costs a look-up; a new one is compared with those that are most like it.
+
+UNSTABLE_HISTORY: for templates of which it was found at load that they rewrite earlier turns (`histories.py`).
+
+What is remembered of prompts is in this process's memory alone, bounded, and never told to anybody else: a warning
+quotes only the text of the caller who gets it.
+"""
+
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from assembler import heads, histories, places
+from assembler.cache.key import tag_of
+from assembler.causes import Causes, Summary
+from assembler.drafts import Asked, Draft, Drafts
+from assembler.findings import DYNAMIC_PREFIX, UNSTABLE_HISTORY, Finding
+from assembler.heads import Change, Heads
+from assembler.messages import Conversation
+from assembler.recall import CacheUse
+from assembler.spans import Kind
+from assembler.templates import RenderOptions
+from assembler.tokenizer import Tokenizer
+from assembler.tools import Tool
+from assembler.truncation import Truncated
+from assembler.workbench import Workbench
+
+# Heads of so many namespaces and templates, and so many characters of them: 8 MiB, or 32 where emoji are among them.
+_MOST_SCOPES: Final = 256
+_MOST_CHARACTERS: Final = 8 * 1024**2
+# Stretches whose tokens were counted; the prompts of one pattern have the same ones.
+_MOST_STRETCHES: Final = 64
+# What the log was told.
+_MOST_SAID: Final = 1024
+# Of a value that is quoted.
+_QUOTED_CHARACTERS: Final = 48
+# What an unstable history costs below this is what a template's marks take.
+_LEAST_LOST: Final = 8
+
+# Characters of tools that are looked through: half a millisecond.
+_LONG_TOOLS: Final = 131_072
+
+_log: Final = logging.getLogger(__name__)
+
+
+class _Scope(NamedTuple):
+    """Prompts that may have their beginning in common."""
+
+    namespace: str
+    template_version: str
+
+
+class Insight:
+    """Looks at prompts as they are made. Its methods are called from the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, bench: Workbench) -> None:
+        self._tokenizer = tokenizer
+        self._bench = bench
+        self._heads: OrderedDict[_Scope, Heads] = OrderedDict()
+        self._characters = 0
+        self._counted: OrderedDict[bytes, int] = OrderedDict()
+        self._said: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._causes = Causes()
+
+    def add(self, namespace: str, findings: tuple[Finding, ...]) -> None:
+        """A prompt is done; what was found, by whomever."""
+        self._causes.add(namespace, findings)
+
+    def summaries(self, namespace: str | None = None) -> list[Summary]:
+        """What was found in recent prompts of one namespace, or of all."""
+        return self._causes.summaries(namespace)
+
+    def forget(self, tag: str | None) -> None:
+        """Forgets the prompts of the namespace of that tag, or of all."""
+        self._causes.forget(tag)
+        for scope in [each for each in self._heads if tag in (None, tag_of(each.namespace))]:
+            self._characters -= self._heads.pop(scope).size
+
+    async def prefix(self, drafts: Drafts, draft: Draft, use: CacheUse) -> tuple[Finding, ...]:
+        """What keeps a prompt's beginning from being another's: DYNAMIC_PREFIX, for each value that changes.
+
+        A request that does not take from the caches is not told; one that does not add to them is not remembered.
+        """
+        sheet = draft.sheet
+        head = heads.head_of(sheet.text, sheet.conversation.messages) if use.any else None
+        if head is None:
+            return ()
+        scope = _Scope(use.namespace, drafts.template.version)
+        recent = self._recent(scope)
+        changes = () if not use.read or recent.is_known(head) else recent.changes(head)
+        if use.write:
+            self._characters -= recent.size
+            recent.add(head)
+            self._characters += recent.size
+            self._make_room(scope)
+        return tuple([await self._told(change, draft, use.namespace) for change in changes])
+
+    async def history(self, drafts: Drafts, fitted: Truncated[Draft]) -> tuple[Finding, ...]:
+        """What the template's way with earlier turns costs a prompt: UNSTABLE_HISTORY."""
+        if drafts.history.is_stable:
+            return ()
+        sheet = fitted.prompt.sheet
+        conversation, kwargs_json = sheet.conversation, sheet.asked.kwargs_json
+
+        def render(earlier: Conversation, options: RenderOptions) -> str:
+            return drafts.sheet(earlier, Asked(options, kwargs_json, None)).text
+
+        lost = await self._bench.lasting(
+            2 * drafts.pace.seconds(conversation.characters, len(conversation.messages)),
+            lambda: histories.lost(sheet.text, conversation, sheet.asked.options, render),
+        )
+        if lost is None:
+            return ()
+        tokens = await self._tokens(sheet.text[lost.start : lost.end])
+        if tokens < _LEAST_LOST:
+            return ()
+        message = (
+            "The model's chat template writes earlier turns in another way than when they were new "
+            f"({drafts.history}): {tokens} tokens that the last turn had "
+            "cannot come from the prefix cache."
+        )
+        index = lost.message_index + (len(fitted.dropped) if lost.message_index >= fitted.dropped.start else 0)
+        return (Finding(UNSTABLE_HISTORY, message, index, drafts.history.rewrites[0].remedy, tokens),)
+
+    def _recent(self, scope: _Scope) -> Heads:
+        recent = self._heads.get(scope)
+        if recent is None:
+            recent = self._heads[scope] = Heads()
+        self._heads.move_to_end(scope)
+        return recent
+
+    def _make_room(self, kept: _Scope) -> None:
+        """Forgets the namespaces that were longest without a prompt."""
+        while len(self._heads) > _MOST_SCOPES or self._characters > _MOST_CHARACTERS:
+            scope = next(iter(self._heads))
+            if scope == kept:
+                return
+            self._characters -= self._heads.pop(scope).size
+
+    async def _told(self, change: Change, draft: Draft, namespace: str) -> Finding:
+        """A change as the caller is told, and the log once."""
+        where = _where(change, draft)
+        # What is not kept, or is another conversation's, is not worth an encoding: as many as in all of the prompt.
+        tokens = await self._known_tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
+        kind = change.look.kind
+        value = draft.sheet.text[change.look.start : change.look.end]
+        quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"
+        self._say_once(namespace, f"{where.name} {where.verb} {kind.value}", tokens)
+        return Finding(
+            DYNAMIC_PREFIX,
+            f"{where.name[:1].upper()}{where.name[1:]} {where.verb} {kind.value}, {quoted!r}, which is another one in "
+            f"other prompts: the {tokens} tokens after it that are alike cannot come from the prefix cache.",
+            where.message_index,
+            where.remedy.format(_noun(kind)),
+            tokens,
+            where.start,
+            None if where.start is None else where.start + len(value),
+        )
+
+    async def _known_tokens(self, stretch: str) -> int:
+        """Tokens of a stretch that other prompts may have too. Its text is not kept, which may be nobody else's."""
+        key = hashlib.blake2b(stretch.encode(), digest_size=16).digest()
+        tokens = self._counted.pop(key, None)
+        if tokens is None:
+            tokens = await self._tokens(stretch)
+        self._counted[key] = tokens
+        if len(self._counted) > _MOST_STRETCHES:
+            self._counted.popitem(last=False)
+        return tokens
+
+    async def _tokens(self, stretch: str) -> int:
+        slowly = self._tokenizer.encodes_with != "fastokens"
+        ids = await self._bench.encoding(len(stretch), lambda: self._tokenizer.encode(stretch), slowly=slowly)
+        return len(ids)
+
+    def _say_once(self, namespace: str, what: str, tokens: int) -> None:
+        if (namespace, what) in self._said:
+            return
+        self._said[namespace, what] = None
+        if len(self._said) > _MOST_SAID:
+            self._said.popitem(last=False)
+        _log.warning(
+            "prompts of %s begin differently, which costs %d tokens of the prefix cache with each: %s (said once)",
+            f"namespace {namespace!r}" if namespace else "the namespace without a name",
+            tokens,
+            what,
+        )
+
+
+class _Where(NamedTuple):
+    """Where a change is. start: its place in the message's text. remedy: a sentence with a hole for what it is."""
+
+    name: str
+    verb: str
+    remedy: str
+    message_index: int | None = None
+    start: int | None = None
+
+
+_MESSAGE_REMEDY: Final = (
+    "Move {{}} in message {} to the last user message; then all that comes before that is the same in all prompts, and "
+    "computed once."
+)
+_TEMPLATE: Final = _Where(
+    "the chat template",
+    "writes",
+    "Serve a chat template that does not write {} (`template` in the settings), or set what it reads that from to the "
+    "same in all prompts; the model can be told in the last user message.",
+)
+_TOOLS: Final = _Where(
+    "a tool's description",
+    "has",
+    "Leave {} out of the tools' descriptions, or make it the same in all prompts; the model can be told in the last "
+    "user message.",
+)
+_VARIABLES: Final = _Where(
+    "template_kwargs_json",
+    "has",
+    "Leave {} out of template_kwargs_json; the model can be told in the last user message.",
+)
+
+
+def _where(change: Change, draft: Draft) -> _Where:
+    sheet, look = draft.sheet, change.look
+    for place in places.of(sheet.text, sheet.conversation.messages):
+        if place.start > look.start:
+            break
+        if look.end <= place.end:
+            start = look.start - place.start + place.skipped
+            index = place.message_index
+            return _Where(f"message {index}", "has", _MESSAGE_REMEDY.format(index), index, start)
+    value = sheet.text[look.start : look.end]
+    if value in sheet.asked.kwargs_json:
+        return _VARIABLES
+    return _TOOLS if _is_in_tools(value, sheet.conversation.tools) else _TEMPLATE
+
+
+def _is_in_tools(value: str, tools: tuple[Tool, ...]) -> bool:
+    if sum(tool.characters for tool in tools) > _LONG_TOOLS:  # whatever changes in such a prompt, it is likely theirs
+        return True
+    return any(value in json.dumps(tool.function, ensure_ascii=False) for tool in tools)
+
+
+def _noun(kind: Kind) -> str:
+    """`the date` of `a date`."""
+    return f"the {kind.value.partition(' ')[2].partition(',')[0]}"
