@@ -1,13 +1,14 @@
 """A prompt taken apart, as it would be assembled now, and what each cache has of it."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from assembler import signing, truncation
 from assembler.alignment import Alignment
+from assembler.histories import Rewrite
 from assembler.messages import Conversation
 from assembler.orders import Assembled, Order
 from assembler.origins import TEMPLATE, UNTOLD, Origins, Run
@@ -50,17 +51,19 @@ class Explainer:
         assembled = await self._assembler.assemble(order)
         tree_tokens = await held(assembled.ids)
         text = assembled.text or ""
-        origins = await self._chat_origins(order, assembled) if order.prompt.HasField("chat") else None
+        chat = order.prompt.chat if order.prompt.HasField("chat") else None
+        origins = None if chat is None else await self._chat_origins(order, assembled)
+        rewrites = () if chat is None else self._assembler.chats.drafts(chat).history.rewrites
 
         def work() -> assembler_pb2.ExplainResponse:
             cut = self._cut(order.prompt, assembled, origins)
-            return _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens)
+            return _as_told(cut, assembled.ids, assembled.cached_tokens, tree_tokens, rewrites)
 
         return Explanation(assembled, await self._assembler.bench.encoding(len(text), work, slowly=True))
 
     async def _chat_origins(self, order: Order, assembled: Assembled) -> Origins:
         chat, dropped = order.prompt.chat, assembled.dropped_rounds
-        renderer = self._assembler.renderer(chat)
+        renderer = self._assembler.chats.drafts(chat).renderer
 
         def kept(conversation: Conversation) -> Conversation:
             return truncation.without(conversation, dropped) if dropped else conversation
@@ -117,9 +120,14 @@ class Explainer:
 
 
 def _as_told(
-    found: Sequence[Segment], ids: TokenIds, cached_tokens: int, tree_tokens: int | None
+    found: Sequence[Segment],
+    ids: TokenIds,
+    cached_tokens: int,
+    tree_tokens: int | None,
+    rewrites: Iterable[Rewrite],
 ) -> assembler_pb2.ExplainResponse:
     told = assembler_pb2.ExplainResponse(text="".join(each.text for each in found), tree_cached_tokens=tree_tokens)
+    told.rewrites.extend(each.told for each in rewrites)
     for each in found:
         tokens = each.end - each.start
         segment = told.segments.add(

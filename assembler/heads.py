@@ -92,6 +92,12 @@ class Heads:
         """Whether the head was there in a recent prompt."""
         return head.start in self._heads
 
+    def but(self, head: Head) -> "Heads":
+        """Those without a head, if it is there."""
+        others = Heads()
+        others._heads.update((start, each) for start, each in self._heads.items() if start != head.start)
+        return others
+
     def changes(self, head: Head) -> tuple[Change, ...]:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
         latest = next(reversed(self._heads.values()), None)

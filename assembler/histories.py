@@ -18,6 +18,7 @@ from assembler.messages import Conversation, Role
 from assembler.probes import Turn
 from assembler.reasoning import marks_of
 from assembler.templates import ChatTemplate, RenderOptions
+from hermes.v1 import assembler_pb2
 from shared.errors import HermesError
 
 _OTHER_TEMPLATE: Final = "serve a chat template that writes them as they were (`template` in the settings)"
@@ -62,6 +63,11 @@ class Rewrite(Enum):
     @property
     def sentence(self) -> str:
         return f"The chat template changes earlier turns: {self.message}."
+
+    @property
+    def told(self) -> assembler_pb2.Rewrite:
+        """As the contract has it."""
+        return assembler_pb2.Rewrite(message=self.sentence, remedy=self.remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 from assembler import heads, histories, places
 from assembler.cache.key import tag_of
 from assembler.causes import Causes, Summary
-from assembler.drafts import Asked, Draft, Drafts
+from assembler.drafts import Asked, Draft, Drafts, Sheet
 from assembler.findings import DYNAMIC_PREFIX, UNSTABLE_HISTORY, Finding
-from assembler.heads import Change, Heads
+from assembler.heads import Change, Head, Heads
 from assembler.messages import Conversation
 from assembler.recall import CacheUse
 from assembler.spans import Kind
 from assembler.templates import RenderOptions
-from assembler.tokenizer import Tokenizer
+from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.tools import Tool
 from assembler.truncation import Truncated
 from assembler.workbench import Workbench
@@ -91,15 +91,12 @@ class Insight:
         head = heads.head_of(sheet.text, sheet.conversation.messages) if use.any else None
         if head is None:
             return ()
-        scope = _Scope(use.namespace, drafts.template.version)
-        recent = self._recent(scope)
-        changes = () if not use.read or recent.is_known(head) else recent.changes(head)
-        if use.write:
-            self._characters -= recent.size
-            recent.add(head)
-            self._characters += recent.size
-            self._make_room(scope)
+        changes = self._changes(_Scope(use.namespace, drafts.template.version), head, use)
         return tuple([await self._told(change, draft, use.namespace) for change in changes])
+
+    async def again(self, drafts: Drafts, sheet: Sheet, ids: TokenIds, use: CacheUse) -> tuple[Finding, ...]:  # noqa: ARG002
+        """What is told of a prompt that was there before, as a whole: nothing."""
+        return ()
 
     async def history(self, drafts: Drafts, fitted: Truncated[Draft]) -> tuple[Finding, ...]:
         """What the template's way with earlier turns costs a prompt: UNSTABLE_HISTORY."""
@@ -127,6 +124,17 @@ class Insight:
         )
         index = lost.message_index + (len(fitted.dropped) if lost.message_index >= fitted.dropped.start else 0)
         return (Finding(UNSTABLE_HISTORY, message, index, drafts.history.rewrites[0].remedy, tokens),)
+
+    def _changes(self, scope: _Scope, head: Head, use: CacheUse) -> tuple[Change, ...]:
+        """What a new head changes."""
+        recent = self._recent(scope)
+        changes = () if not use.read or recent.is_known(head) else recent.changes(head)
+        if use.write:
+            self._characters -= recent.size
+            recent.add(head)
+            self._characters += recent.size
+            self._make_room(scope)
+        return changes
 
     def _recent(self, scope: _Scope) -> Heads:
         recent = self._heads.get(scope)
@@ -191,6 +199,28 @@ class Insight:
             tokens,
             what,
         )
+
+
+class Onlooker(Insight):
+    """Tells what another would tell of a prompt, whether or not that has seen it; and nothing comes of it."""
+
+    def __init__(self, watched: Insight) -> None:
+        super().__init__(watched._tokenizer, watched._bench)
+        self._heads = watched._heads
+
+    def add(self, namespace: str, findings: tuple[Finding, ...]) -> None:
+        """Nothing."""
+
+    async def again(self, drafts: Drafts, sheet: Sheet, ids: TokenIds, use: CacheUse) -> tuple[Finding, ...]:
+        """What was told when the prompt was new."""
+        return await self.prefix(drafts, Draft(sheet, ids, len(ids), ()), use)
+
+    def _changes(self, scope: _Scope, head: Head, use: CacheUse) -> tuple[Change, ...]:
+        recent = self._heads.get(scope) if use.read else None
+        return () if recent is None else recent.but(head).changes(head)
+
+    def _say_once(self, namespace: str, what: str, tokens: int) -> None:
+        """Nothing."""
 
 
 class _Where(NamedTuple):

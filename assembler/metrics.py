@@ -183,6 +183,9 @@ class Uncounted(AssemblerMetrics):
     def prompt(self, tokens: int, hit_tokens: int, kind: Kind) -> None:
         """Nothing."""
 
+    def warned(self, findings: Iterable[Finding]) -> None:
+        """Nothing."""
+
     def stage(self, stage: Stage) -> AbstractContextManager[None]:  # noqa: ARG002 - none is timed
         """Nothing."""
         return nullcontext()

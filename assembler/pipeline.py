@@ -12,22 +12,20 @@ from typing import Final, NamedTuple
 from assembler import findings, limits, messages, templates, truncation
 from assembler.beginnings import Beginnings
 from assembler.cache.entry import Entry
+from assembler.chats import Chats
 from assembler.drafts import Asked, Draft, Drafts, Origin, Sheet
 from assembler.findings import Finding
-from assembler.histories import Rewrite
-from assembler.insight import Insight
+from assembler.insight import Insight, Onlooker
 from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
 from assembler.orders import Assembled, Order, Policies
 from assembler.recall import Recall
-from assembler.rendering import Renderer
-from assembler.splice import Given, LostError, Outcome, Splicer
-from assembler.templates import ChatTemplate
+from assembler.splice import Given, LostError, Outcome
 from assembler.tokenizer import TokenIds
 from assembler.truncation import Truncated
 from assembler.workbench import Workbench
 from hermes.v1 import assembler_pb2
-from shared.errors import HermesError, failed_precondition, invalid_argument
+from shared.errors import HermesError, invalid_argument
 from shared.logs import head_tail
 
 _log: Final = logging.getLogger(__name__)
@@ -56,37 +54,26 @@ class Assembler:
         self._policies = policies or Policies()
         self._recall = recall or Recall.of_nothing()
         self._metrics = self._recall.metrics
-        self._beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
-        self._splicer = Splicer(files.tokenizer, self._beginnings)
-        self._drafts = self._drafting(files.template)
-        self._tool_drafts = self._drafting(files.tool_template) or self._drafts
+        beginnings = Beginnings(files.tokenizer, self._recall.beginning_keys)
+        self.chats = Chats(files, self._policies, beginnings)
         self._bench = Workbench()
         self.insight = Insight(files.tokenizer, self._bench) if self._policies.insight else None
-
-    @property
-    def rewrites(self) -> list[Rewrite]:
-        """What the model's templates do to earlier turns, so that those are computed again."""
-        histories = [each.history for each in (self._drafts, self._tool_drafts) if each is not None]
-        return list(dict.fromkeys(rewrite for history in histories for rewrite in history.rewrites))
 
     def close(self) -> None:
         self._bench.close()
 
     def looking(self) -> "Assembler":
-        """The same assembler for one who only looks: its assemblies leave no trace in the cache and the metrics."""
+        """The same assembler for one who only looks: its assemblies leave no trace in cache, metrics and insight."""
         onlooker = copy.copy(self)
         onlooker._recall = self._recall.looking()
         onlooker._metrics = onlooker._recall.metrics
+        onlooker.insight = self.insight and Onlooker(self.insight)
         return onlooker
 
     @property
     def bench(self) -> Workbench:
         """Where what is long is to be worked on."""
         return self._bench
-
-    def renderer(self, chat: assembler_pb2.Chat) -> Renderer:
-        """What renders a chat. Raises HermesError NO_CHAT_TEMPLATE."""
-        return self._drafts_for(chat).renderer
 
     def conversation(self, chat: assembler_pb2.Chat) -> Conversation:
         """A chat as `assemble` reads it; raises the same."""
@@ -147,14 +134,13 @@ class Assembler:
 
     async def _chat(self, order: Order) -> _Made:
         """A chat's prompt, from the cache or made anew."""
-        drafts = self._drafts_for(order.prompt.chat)
+        drafts = self.chats.drafts(order.prompt.chat)
         now = order.now or datetime.now()  # noqa: DTZ005 - templates print the local date
         version, printed = drafts.template.version, drafts.template.clock.printed(now)
         key = await self._key(order, order.fitting.asked, printed)
         entry = await self._looked_up(key, order)
         if entry is not None:
-            text = (await self._written(order, drafts, now, entry.dropped_rounds)).text if order.return_text else None
-            return _Made(entry, text, version, len(entry.ids), Origin(drafts, now, entry.dropped_rounds, None))
+            return await self._known(order, entry, Origin(drafts, now, entry.dropped_rounds, None))
         sheet = await self._written(order, drafts, now)
         whole = await self._tokenized(order, drafts, sheet)
         fitted = await self._fitted(order, drafts, whole)
@@ -167,6 +153,16 @@ class Assembler:
         self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)
         origin = Origin(drafts, now, fitted.dropped_rounds, draft.sheet)
         return _Made(entry, draft.sheet.text, version, draft.known_tokens, origin, passing)
+
+    async def _known(self, order: Order, entry: Entry, origin: Origin) -> _Made:
+        """A chat's prompt from the cache."""
+        text, passing = None, tuple[Finding, ...]()
+        if order.return_text:
+            sheet = await self._written(order, origin.drafts, origin.now, entry.dropped_rounds)
+            text = sheet.text
+            if self.insight is not None:
+                passing = await self.insight.again(origin.drafts, sheet, entry.ids, order.cache)
+        return _Made(entry, text, origin.drafts.template.version, len(entry.ids), origin, passing)
 
     async def _text(self, order: Order) -> _Made:
         """The prompt of a raw text, from the cache or made anew."""
@@ -184,23 +180,6 @@ class Assembler:
         limits.check_length(len(ids), order.max_tokens)
         self._recall.keep_prompt(key, entry, order.cache)
         return _Made(entry, text)
-
-    def _drafting(self, template: ChatTemplate | None) -> Drafts | None:
-        if template is None:
-            return None
-        policies = self._policies
-        renderer = Renderer(template, self.files.tokenizer, policies.order, policies.control_text)
-        return Drafts(renderer, self._beginnings, self._splicer)
-
-    def _drafts_for(self, chat: assembler_pb2.Chat) -> Drafts:
-        drafts = self._tool_drafts if chat.tools else self._drafts
-        if drafts is None:
-            raise failed_precondition(
-                "NO_CHAT_TEMPLATE",
-                "The served model has no chat template: send the prompt as text, or add a chat_template.jinja to the "
-                "model directory.",
-            )
-        return drafts
 
     async def _key(self, order: Order, *fields: str | None) -> bytes | None:
         if not order.cache.any:

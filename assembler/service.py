@@ -216,9 +216,7 @@ class AssemblerAdminService(assembler_pb2_grpc.AssemblerAdminServicer):
             )
         return assembler_pb2.GetInsightResponse(
             namespaces=map(_namespace_insight, insight.summaries(request.namespace or None)),
-            rewrites=[
-                assembler_pb2.Rewrite(message=each.sentence, remedy=each.remedy) for each in self._assembler.rewrites
-            ],
+            rewrites=[each.told for each in self._assembler.chats.rewrites],
         )
 
     async def FlushAssemblyCache(

@@ -42,6 +42,14 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A way in which a chat template writes earlier turns differently than when they were new. Both are sentences."""
+
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """A prompt piece by piece: the segments' texts joined are its text, and their ids joined its ids."""
 
@@ -51,6 +59,8 @@ class Explanation:
     info: AssemblyInfo
     tree_cached_tokens: int | None
     """What the executor's tree has of the prompt's beginning; None where it was not asked or did not answer."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """What the chat's template does to earlier turns, so that they are computed again."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -66,6 +76,7 @@ def explanation(response: assembler_pb2.ExplainResponse) -> Explanation:
         segments=tuple(map(_segment, response.segments)),
         info=assembly_info(response.info),
         tree_cached_tokens=response.tree_cached_tokens if response.HasField("tree_cached_tokens") else None,
+        rewrites=tuple(Rewrite(each.message, each.remedy) for each in response.rewrites),
     )
 
 

@@ -64,6 +64,7 @@ def _json_of(explanation: Explanation) -> Json:
         "text": explanation.text,
         "segments": [asdict(each) for each in explanation.segments],
         "tree_cached_tokens": explanation.tree_cached_tokens,
+        "rewrites": [asdict(each) for each in explanation.rewrites],
         "request_id": explanation.request_id,
         "assembly": json_of_info(explanation.info),
     }
@@ -88,6 +89,8 @@ def _show(explanation: Explanation, layout: Layout, *, full: bool) -> None:
     out.print(_bar("prefix tree", explanation.tree_cached_tokens, tokens))
     dropped = f", {info.dropped_rounds} oldest rounds left out" if info.dropped_rounds else ""
     note(f"{tokens} tokens in {len(explanation.segments)} pieces{dropped}")
+    for rewrite in explanation.rewrites:
+        note(f"{rewrite.message} {rewrite.remedy}")
 
 
 def _pieces(segments: Sequence[Segment], *, full: bool) -> list[Segment | Sequence[Segment]]:

@@ -611,6 +611,7 @@ class ExplainResponse(_message.Message):
     INFO_FIELD_NUMBER: _builtins.int
     TREE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REWRITES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """What Assemble returns; raw text with the tokens written out that the tokenizer itself puts around it, such as BOS."""
     tree_cached_tokens: _builtins.int
@@ -622,6 +623,10 @@ class ExplainResponse(_message.Message):
     def info(self) -> Global___AssemblyInfo:
         """cached_tokens: what Assemble would take from the assembly cache now."""
 
+    @_builtins.property
+    def rewrites(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rewrite]:
+        """What the chat's template does to earlier turns, so that they are computed again; empty where it keeps them."""
+
     def __init__(
         self,
         *,
@@ -630,10 +635,11 @@ class ExplainResponse(_message.Message):
         info: Global___AssemblyInfo | None = ...,
         tree_cached_tokens: _builtins.int | None = ...,
         request_id: _builtins.str | None = ...,
+        rewrites: _abc.Iterable[Global___Rewrite] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "request_id", b"request_id", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens", "info", b"info", "request_id", b"request_id", "rewrites", b"rewrites", "segments", b"segments", "text", b"text", "tree_cached_tokens", b"tree_cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tree_cached_tokens: _TypeAlias = _typing.Literal["tree_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__tree_cached_tokens: _TypeAlias = _typing.Literal["_tree_cached_tokens", b"_tree_cached_tokens"]  # noqa: Y015

@@ -194,7 +194,7 @@ def test_the_log_says_at_load_what_the_template_does(
 def test_an_assembler_tells_what_its_templates_do(files: ModelFiles, styled: dict[str, ModelFiles]) -> None:
     tools = styled["qwen3"].template
     made: Iterator[Assembler] = iter([Assembler(files), Assembler(replace(files, tool_template=tools))])
-    assert [each.rewrites for each in made] == [[], [Rewrite.REASONING]]
+    assert [each.chats.rewrites for each in made] == [[], [Rewrite.REASONING]]
 
 
 def test_only_white_space_is_no_unstable_history() -> None:
