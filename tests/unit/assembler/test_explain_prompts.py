@@ -12,6 +12,7 @@ import tokenizers
 from assembler import model_files, signing
 from assembler.cache.entry import Entry
 from assembler.explain import Explainer
+from assembler.findings import DYNAMIC_PREFIX
 from assembler.model_files import ModelFiles
 from assembler.orders import Fitting, Order
 from assembler.pipeline import Assembler
@@ -274,3 +275,34 @@ async def test_keys_that_the_template_writes_into_json_are_its_own(tmp_path: Pat
     found = await explained(assembler, chat_of(("user", "a first text"), ("assistant", "a second")))
     assembler.close()
     assert [told(found, index) for index in range(2)] == ['"a first text"', '"a second"']
+
+
+async def test_why_a_prompt_missed_is_told_also_when_it_was_asked_before(all_files: dict[str, ModelFiles]) -> None:
+    remembered = remembering()
+    assembler = remembered.assembler(all_files["chatml"])
+    rest = "You are the helper of a bicycle shop, and answer in two sentences whatever you are asked. " * 8
+    orders = [
+        Order(prompt_of(("system", f"It is {date}. {rest}"), ("user", f"Question {date}?")), None, cache=COMMON)
+        for date in ("2026-01-05", "2026-02-17")
+    ]
+    for order in orders:
+        await assembler.assemble(order)
+    before = state(remembered)
+    explainer = Explainer(assembler)
+    for order in orders:
+        explained = await explainer.explain(order, nothing_held)
+        assert explained.assembled.cached_tokens == len(explained.assembled.ids)
+        assert [each.code for each in explained.assembled.findings] == [DYNAMIC_PREFIX]
+    assert state(remembered) == before
+    assembler.close()
+
+
+async def test_what_a_template_does_to_earlier_turns_is_told(assemblers: dict[str, Assembler]) -> None:
+    order = Order(prompt_of(("user", "one")), None)
+    rewrites = {
+        name: (await Explainer(assemblers[name]).explain(order, nothing_held)).told.rewrites
+        for name in ("chatml", "qwen3")
+    }
+    assert not rewrites["chatml"]
+    assert "reasoning of earlier answers" in rewrites["qwen3"][0].message
+    assert rewrites["qwen3"][0].remedy
