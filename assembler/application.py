@@ -71,8 +71,7 @@ def assembler_of(
     server_facts = (model.name, *text_facts, *model.files.template_facts(), *policies.facts())
     recall = Recall(cache, metrics, server_facts=server_facts, text_facts=text_facts)
     assembler = Assembler(model.files, policies, recall)
-    if assembler.insight is not None:
-        cache.also_flush(assembler.insight.forget)
+    cache.also_flush(assembler.forget)
     return assembler
 
 

@@ -53,10 +53,14 @@ class Beginning:
 
 
 class Known(NamedTuple):
-    """A beginning that was found, with its ids; nothing at all where `end` is 0."""
+    """A beginning that was found, with its ids; nothing at all where `end` is 0.
+
+    has_own: whether some of them are those that the model chose for an answer.
+    """
 
     end: int
     ids: TokenIds
+    has_own: bool = False
 
 
 class Candidates(Iterable[Beginning]):

@@ -34,6 +34,12 @@ class Chats:
         histories = [each.history for each in (self._plain, self._with_tools) if each is not None]
         return list(dict.fromkeys(rewrite for history in histories for rewrite in history.rewrites))
 
+    def forget(self, tag: str | None) -> None:
+        """Forgets the conversations of the namespace of that tag, or of all."""
+        for each in (self._plain, self._with_tools):
+            if each is not None:
+                each.renderer.turns.flush(tag)
+
     def drafts(self, chat: assembler_pb2.Chat) -> Drafts:
         """What makes drafts of a chat. Raises HermesError NO_CHAT_TEMPLATE."""
         drafts = self._with_tools if chat.tools else self._plain

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from assembler import histories, templates
 from assembler.beginnings import Beginnings, Known, Plan
+from assembler.cache.key import tag_of
 from assembler.frames import Frames
 from assembler.messages import Conversation
 from assembler.rendering import Rendered, Renderer
@@ -36,7 +37,8 @@ class Asked(NamedTuple):
         # As text, because tools that are equal to Python can have other types in them, or another order.
         spelled = repr([tool.function for tool in tools]) if tools else ""
         opens = str(self.options.add_generation_prompt)
-        return bytes.fromhex(templates.digest(self.namespace or "", self.kwargs_json, opens, spelled))
+        namespace = self.namespace or ""
+        return Scope(tag_of(namespace), bytes.fromhex(templates.digest(namespace, self.kwargs_json, opens, spelled)))
 
 
 class Sheet(NamedTuple):
@@ -54,12 +56,16 @@ class Sheet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A prompt. known_tokens: of its beginning, which was known. made: beginnings of it to keep, by key."""
+    """A prompt. known_tokens: of its beginning, which was known. made: beginnings of it to keep, by key.
+
+    has_own: whether some of its ids are those that the model chose for an answer.
+    """
 
     sheet: Sheet
     ids: TokenIds
     known_tokens: int
     made: tuple[tuple[bytes, TokenIds], ...]
+    has_own: bool = False
 
     @property
     def tokens(self) -> int:
@@ -96,7 +102,7 @@ class Drafts:
     def draft(self, sheet: Sheet, known: Known) -> Draft:
         """Tokenizes what comes after the beginning that is known."""
         encoded = self._beginnings.encode(sheet.rendered.reading, sheet.plan, known)
-        return Draft(sheet, encoded.ids, len(known.ids), encoded.made)
+        return Draft(sheet, encoded.ids, len(known.ids), encoded.made, known.has_own)
 
     def answered(self, sheet: Sheet, ids: TokenIds, given: Given) -> tuple[bytes, TokenIds]:
         """The beginning that the next turn's prompt will have up to the answer's end: its key, and its ids.

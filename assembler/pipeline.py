@@ -1,6 +1,5 @@
 """From a caller's prompt to token ids: the left column of the flow."""
 
-import asyncio
 import copy
 import logging
 import time
@@ -10,23 +9,25 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from assembler import findings, limits, messages, templates, truncation
-from assembler.beginnings import Beginnings
+from assembler.beginnings import NOTHING, Beginnings, Known
 from assembler.cache.entry import Entry
 from assembler.chats import Chats
 from assembler.drafts import Asked, Draft, Drafts, Origin, Sheet
 from assembler.findings import Finding
 from assembler.insight import Insight, Onlooker
+from assembler.keeping import Keeping
 from assembler.messages import Conversation
 from assembler.model_files import ModelFiles
 from assembler.orders import Assembled, Order, Policies
 from assembler.recall import Recall
-from assembler.splice import Given, LostError, Outcome
-from assembler.tokenizer import TokenIds
-from assembler.truncation import Truncated
+from assembler.truncation import Truncated, Window
 from assembler.workbench import Workbench
 from hermes.v1 import assembler_pb2
-from shared.errors import HermesError, invalid_argument
+from shared.errors import invalid_argument
 from shared.logs import head_tail
+
+# Own ids of answers are a few more or fewer than tokenizing gives, 1% of the answers' tokens as a rule.
+_NEARLY: Final = 0.9
 
 _log: Final = logging.getLogger(__name__)
 
@@ -61,6 +62,12 @@ class Assembler:
 
     def close(self) -> None:
         self._bench.close()
+
+    def forget(self, tag: str | None) -> None:
+        """Forgets what is remembered beside the cache of the namespace of that tag, or of all."""
+        self.chats.forget(tag)
+        if self.insight is not None:
+            self.insight.forget(tag)
 
     def looking(self) -> "Assembler":
         """The same assembler for one who only looks: its assemblies leave no trace in cache, metrics and insight."""
@@ -114,23 +121,16 @@ class Assembler:
             origin=made.origin,
         )
 
-    async def remember(self, order: Order, assembled: Assembled, given: Given) -> None:
-        """Keeps an answer's own ids, for when it comes back in a later turn of its conversation."""
+    def keeping(self, order: Order, assembled: Assembled) -> Keeping | None:
+        """Keeps the samples of the prompt's answer; None where they are not to be kept."""
         origin = assembled.origin
         if origin is None or not order.cache.write:
-            return
-        outcome = Outcome.KEPT
-        try:
-            key, ids = await self._gone_on(order, assembled.ids, origin, given)
-            self._recall.keep_beginnings({key: ids}, order.cache)
-        except LostError as error:
-            outcome = error.outcome
-        except Exception:  # whatever it was, the answer itself is whole
-            _log.exception("the ids of an answer could not be kept")
-            return
-        await asyncio.sleep(0)  # of many samples that end at once, others wait for one
-        _log.debug("an answer of %d tokens: %s", len(given.ids), outcome.value)
-        self._metrics.answered(outcome)
+            return None
+
+        async def written() -> Sheet:
+            return origin.sheet or await self._written(order, origin.drafts, origin.now, origin.dropped_rounds)
+
+        return Keeping(origin.drafts, assembled.ids, order.cache, written, recall=self._recall, bench=self._bench)
 
     async def _chat(self, order: Order) -> _Made:
         """A chat's prompt, from the cache or made anew."""
@@ -150,7 +150,8 @@ class Assembler:
         found = findings.summed_up((*sheet.rendered.findings, *odd))
         entry = Entry(draft.ids, time.time(), fitted.dropped_rounds, found)
         self._recall.keep_prompt(key, entry, order.cache)
-        self._recall.keep_beginnings({**dict(whole.made), **dict(draft.made)}, order.cache)
+        for each in (draft,) if draft is whole else (whole, draft):
+            self._recall.keep_beginnings(each.made, order.cache, has_own=each.has_own)
         origin = Origin(drafts, now, fitted.dropped_rounds, draft.sheet)
         return _Made(entry, draft.sheet.text, version, draft.known_tokens, origin, passing)
 
@@ -212,49 +213,53 @@ class Assembler:
         with self._metrics.stage("lookup"):
             await self._bench.digesting_ahead(len(sheet.text), sheet.plan.candidates.make_all)
             known = await self._recall.beginning(sheet.plan, sheet.text, order.cache)
-        rest = sheet.text[known.end :]
         if order.fitting.window is None:
-            await self._refuse_early(rest, len(known.ids), order)
+            # With other ids for its answers the prompt may fit.
+            counted = NOTHING if known.has_own else known
+            await self._refuse_early(sheet.text[counted.end :], len(counted.ids), order)
         with self._metrics.stage("tokenize"):
-            return await self._bench.encoding(
-                len(rest), lambda: drafts.draft(sheet, known), slowly=self._is_slow(sheet)
-            )
+            return await self._drafted(drafts, sheet, known)
+
+    async def _drafted(self, drafts: Drafts, sheet: Sheet, known: Known) -> Draft:
+        length = len(sheet.text) - known.end
+        return await self._bench.encoding(length, lambda: drafts.draft(sheet, known), slowly=self._is_slow(sheet))
 
     async def _fitted(self, order: Order, drafts: Drafts, whole: Draft) -> Truncated[Draft]:
-        """The draft without its oldest rounds, if it is too long and the caller wants that."""
-        window, sheet = order.fitting.window, whole.sheet
-        if window is None or whole.tokens <= window.tokens:
+        """The draft without its oldest rounds, if it is too long and the caller wants that.
+
+        How long it is, and where it is cut, do not depend on what is known of it: that goes by the ids that tokenizing
+        gives.
+        """
+        window = order.fitting.window
+        most = order.max_tokens if window is None else window.tokens
+        if most is None or whole.tokens <= most * (_NEARLY if whole.has_own else 1):
             return Truncated(whole, 0, range(0))
-
-        def attempt(conversation: Conversation) -> Draft:
-            shorter = drafts.sheet(conversation, sheet.asked)
-            return drafts.draft(shorter, self._recall.beginning_in_memory(shorter.plan, order.cache))
-
         with self._metrics.stage("truncate"):
-            fitted = await self._bench.encoding(
-                len(sheet.text),
-                lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
-                slowly=self._is_slow(sheet),
-            )
+            counted = await self._drafted(drafts, whole.sheet, NOTHING) if whole.has_own else whole
+            if window is None or counted.tokens <= most:
+                return Truncated(whole if whole.tokens <= most else counted, 0, range(0))
+            fitted = await self._cut(order, drafts, counted, window)
             left = fitted.prompt.sheet
             known = await self._recall.beginning_of_part(left.plan, left.text, order.cache)
             if len(known.ids) <= fitted.prompt.known_tokens:
                 return fitted
-            # It was on disk. With its own ids an answer may be longer, and what fitted need not fit any more.
-            draft = await self._bench.encoding(
-                len(left.text) - known.end, lambda: drafts.draft(left, known), slowly=self._is_slow(left)
-            )
+            # With its own ids an answer may be longer, and what fitted need not fit any more.
+            draft = await self._drafted(drafts, left, known)
             return fitted if draft.tokens > window.tokens else replace(fitted, prompt=draft)
 
-    async def _gone_on(self, order: Order, ids: TokenIds, origin: Origin, given: Given) -> tuple[bytes, TokenIds]:
-        """The beginning of the next turn that ends with an answer: its key, and its ids. Raises LostError."""
-        drafts, chat = origin.drafts, order.prompt.chat
-        try:
-            sheet = origin.sheet or await self._written(order, drafts, origin.now, origin.dropped_rounds)
-        except HermesError as error:  # it took too long this time
-            raise LostError(Outcome.REFUSED) from error
-        seconds = drafts.pace.seconds(chat.ByteSize(), len(chat.messages))
-        return await self._bench.lasting(seconds, lambda: drafts.answered(sheet, ids, given))
+    async def _cut(self, order: Order, drafts: Drafts, whole: Draft, window: Window) -> Truncated[Draft]:
+        sheet = whole.sheet
+
+        def attempt(conversation: Conversation) -> Draft:
+            shorter = drafts.sheet(conversation, sheet.asked)
+            known = self._recall.beginning_in_memory(shorter.plan, order.cache)
+            return drafts.draft(shorter, NOTHING if known.has_own else known)
+
+        return await self._bench.encoding(
+            len(sheet.text),
+            lambda: truncation.truncated(sheet.conversation, whole, window, attempt),
+            slowly=self._is_slow(sheet),
+        )
 
     async def _looked_at(
         self, drafts: Drafts, fitted: Truncated[Draft], order: Order

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple, Self
 
 from prometheus_client import CollectorRegistry
@@ -117,11 +117,11 @@ class Recall:
         if use.write and key is not None:
             self._cache.keep(key, entry, use.namespace)
 
-    def keep_beginnings(self, made: Mapping[bytes, TokenIds], use: CacheUse) -> None:
-        """Keeps beginnings, where the request allows it."""
+    def keep_beginnings(self, made: Iterable[tuple[bytes, TokenIds]], use: CacheUse, *, has_own: bool) -> None:
+        """Keeps beginnings, where the request allows it. has_own: as Entry has it."""
         if use.write:
-            for key, ids in made.items():
-                self._cache.keep(key, Entry(ids, time.time()), use.namespace)
+            for key, ids in made:
+                self._cache.keep(key, Entry(ids, time.time(), has_own=has_own), use.namespace)
 
     def told(self, tokens: int, known_tokens: int, use: CacheUse) -> None:
         """Counts a prompt that is done, if it was looked up."""
@@ -139,4 +139,4 @@ def _end(plan: Plan, hit: Hit | None) -> int:
 
 
 def _known(plan: Plan, hit: Hit | None) -> Known:
-    return NOTHING if hit is None else Known(_end(plan, hit), hit.entry.ids)
+    return NOTHING if hit is None else Known(_end(plan, hit), hit.entry.ids, hit.entry.has_own)

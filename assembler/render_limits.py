@@ -136,7 +136,8 @@ def check_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     if name in _PADDING_METHODS:
         check_padding((*args, *kwargs.values()))
         if name == "expandtabs":
-            check_size(len(text) + text.count("\t") * max((*args, *kwargs.values(), 8)))
+            widths = (each for each in (*args, *kwargs.values()) if isinstance(each, int))
+            check_size(len(text) + text.count("\t") * max(widths, default=8))
     elif name == "replace" and len(args) > 1:
         check_replacement(text, *args[:2])
     elif name == "join" and args and isinstance(args[0], list | tuple):

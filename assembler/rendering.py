@@ -61,7 +61,7 @@ class Renderer:
     ) -> None:
         self.template = template
         self._policy = policy
-        self._turns = Turns()
+        self.turns = Turns()
         self.pace = Pace()
         self._control = ControlText(
             tokenizer.added.control, tokenizer.added.texts, template.words, tokenizer.added.cuts.tokens
@@ -111,15 +111,17 @@ class Renderer:
 
     def _read(self, conversation: Conversation, options: RenderOptions, scope: Scope | None) -> Reading:
         trusted = self._control.trusted(conversation)
-        told = None if scope is None else self._turns.find(scope, trusted.messages)
-        new = trusted.messages[0 if told is None else told.covered :]
-        characters = sum(message.characters for message in new)
-        page = self.pace.timed(characters, len(new), lambda: self.template.write(trusted, options, told))
+        told = None if scope is None else self.turns.find(scope, trusted.messages)
+        if told is None:
+            length = trusted.characters, len(trusted.messages)
+            page = self.pace.timed(*length, lambda: self.template.write(trusted, options))
+        else:  # which tells nothing of a render of all messages
+            page = self.template.write(trusted, options, told)
         rendered = page.text
         reading = self._control.read(rendered, page.again)
         if reading.live is None:
             if scope is not None and page.told is not None:
-                self._turns.keep(scope, page.told, told)
+                self.turns.keep(scope, page.told, told)
             if (
                 self._refuses
                 and self._is_normalized

@@ -1,7 +1,6 @@
 """The servicer: proto in, pipeline, proto out."""
 
 import asyncio
-import functools
 import random
 import time
 from collections.abc import AsyncIterator
@@ -36,6 +35,9 @@ _Request: TypeAlias = (
 
 _ROUNDS: Final = assembler_pb2.Truncation.MODE_ROUNDS
 _MODES: Final = (assembler_pb2.Truncation.MODE_UNSPECIFIED, assembler_pb2.Truncation.MODE_REJECT, _ROUNDS)
+# All of them are looked for in each token's text: 50 µs for so many.
+_MOST_STOPS: Final = 64
+_MOST_STOP_CHARACTERS: Final = 16_384
 # Enough to recognise a mistyped name by.
 _QUOTED_CHARACTERS: Final = 100
 
@@ -94,7 +96,8 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
         )
         head = assembler_pb2.AnswerStarted(request_id=request_id, model=self._model_name, info=self._info(assembled))
         form = self._formats.of(request.prompt, assembled.ids)
-        at_end = functools.partial(self._assembler.remember, order, assembled)
+        keeping = self._assembler.keeping(order, assembled)
+        at_end = None if keeping is None else keeping.keep
         answer = Answer(self._assembler.files.tokenizer, assembled.ids, rule, head, form, at_end=at_end)
         async with self._upstream.generate(job) as run, aclosing(joined(answer.events(run))) as events:
             async for event in events:
@@ -152,10 +155,12 @@ class AssemblerService(assembler_pb2_grpc.AssemblerServicer):
 
     def _stop_rule(self, request: assembler_pb2.AssemblerGenerateRequest) -> StopRule:
         if "" in request.stop:
-            raise invalid_argument(
-                "BAD_STOPPING",
-                "A stop string is empty, and would end every answer at once: leave it out.",
-                field="stop",
+            raise _bad_stopping("A stop string is empty, and would end every answer at once: leave it out.")
+        count, characters = len(request.stop), sum(map(len, request.stop))
+        if count > _MOST_STOPS or characters > _MOST_STOP_CHARACTERS:
+            raise _bad_stopping(
+                f"There are {count} stop strings with {characters} characters, but no more than {_MOST_STOPS} with "
+                f"{_MOST_STOP_CHARACTERS} are allowed: leave some out."
             )
         model = self._upstream.model
         ends = () if model is None or request.stopping.ignore_eos else model.eos_token_ids
@@ -251,6 +256,10 @@ def _request_id(request: _Request) -> str:
 def _least(one: int | None, other: int | None) -> int | None:
     """The smaller of two limits, where 0 and None are none."""
     return min(one, other) if one and other else one or other or None
+
+
+def _bad_stopping(problem: str) -> HermesError:
+    return invalid_argument("BAD_STOPPING", problem, field="stop")
 
 
 def _bad_truncation(field: str, problem: str) -> HermesError:

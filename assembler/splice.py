@@ -52,6 +52,7 @@ class Outcome(StrEnum):
     REWRITTEN = "rewritten"  # or the answer itself
     CONTROL = "control"  # a control token is in it that is text when it comes back, or the other way round
     STOPPED = "stopped"  # a stop string ended it inside a token
+    LATE = "late"  # others would have waited too long for it: a long conversation, or many samples
     OPEN = "open"  # the template writes no control token behind it after which texts may be cut
 
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 from jinja2.runtime import LoopContext
 
@@ -26,8 +26,12 @@ _PARSED: Final = 12
 # A turn adds an answer and a question; where tools are called, some messages more.
 _NEAR: Final = 9
 
-# Whose conversations they are, and everything else that a render depends on, digested.
-Scope: TypeAlias = bytes
+
+class Scope(NamedTuple):
+    """Whose conversations they are. tag: the namespace's. digest: of everything else that a render depends on, too."""
+
+    tag: str
+    digest: bytes
 
 
 class Told(NamedTuple):
@@ -95,6 +99,12 @@ class Turns:
             self._bytes += told.size
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
+
+    def flush(self, tag: str | None) -> None:
+        """Forgets the conversations of the namespace of that tag, or of all."""
+        with self._lock:
+            for key in [key for key in self._kept if tag in (None, key[0].tag)]:
+                self._drop(key)
 
     def _drop(self, key: tuple[Any, ...]) -> None:
         told = self._kept.pop(key, None)

@@ -13,9 +13,9 @@ from assembler.findings import Finding
 from assembler.tokenizer import TokenIds
 
 # Layout: head, ids as little-endian uint32, findings as JSON, SHA-256 over all before it. The head is the magic, the
-# key that the entry was stored under, when (seconds since 1970), ids, dropped rounds, bytes of findings.
-_MAGIC: Final = b"HAC1"
-_HEAD: Final = struct.Struct("<4s32sdIII")
+# key that the entry was stored under, when (seconds since 1970), ids, dropped rounds, bytes of findings, has_own.
+_MAGIC: Final = b"HAC3"
+_HEAD: Final = struct.Struct("<4s32sdIII?")
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 # An entry in memory besides its ids and texts: its object, its key, its place in the table (measured, rounded up).
 _OVERHEAD_BYTES: Final = 512
@@ -34,12 +34,14 @@ class Entry:
     """ids: must not be changed, since all hits share them. stored: seconds since 1970.
 
     dropped_rounds, findings: what else the caller is told of the prompt; a beginning has none.
+    has_own: of a beginning, whether ids in it are those that the model chose for an answer.
     """
 
     ids: TokenIds
     stored: float
     dropped_rounds: int = 0
     findings: tuple[Finding, ...] = ()
+    has_own: bool = False
 
     def is_good(self, max_age: float) -> bool:
         """Whether it was stored so many seconds ago at most, and not in a time to come."""
@@ -55,7 +57,7 @@ class Entry:
 def encoded(key: bytes, entry: Entry) -> bytes:
     """The entry's bytes for the disk, under a key of 32 bytes."""
     findings = json.dumps(entry.findings).encode() if entry.findings else b""
-    head = _HEAD.pack(_MAGIC, key, entry.stored, len(entry.ids), entry.dropped_rounds, len(findings))
+    head = _HEAD.pack(_MAGIC, key, entry.stored, len(entry.ids), entry.dropped_rounds, len(findings), entry.has_own)
     body = b"".join((head, packed.to_bytes(entry.ids), findings))
     return body + hashlib.sha256(body).digest()
 
@@ -65,7 +67,7 @@ def decoded(key: bytes, data: bytes) -> Entry:
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if len(data) < _HEAD.size + _CHECKSUM_BYTES or hashlib.sha256(body).digest() != checksum:
         raise DamagedError("its checksum is not that of its bytes")
-    magic, own_key, stored, ids, dropped_rounds, findings = _HEAD.unpack_from(body)
+    magic, own_key, stored, ids, dropped_rounds, findings, has_own = _HEAD.unpack_from(body)
     end = _HEAD.size + packed.ID_BYTES * ids
     if magic != _MAGIC or own_key != key or len(body) != end + findings:
         raise DamagedError("it belongs to another key or another version")
@@ -74,6 +76,7 @@ def decoded(key: bytes, data: bytes) -> Entry:
         stored=stored,
         dropped_rounds=dropped_rounds,
         findings=_findings(body[end:]) if findings else (),
+        has_own=has_own,
     )
 
 

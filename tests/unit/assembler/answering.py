@@ -82,7 +82,9 @@ class Talk:
         sample.push(ids)
         sample.finish()
         given = sample.given
-        await self.assembler.remember(self._order, self.prompt, given)
+        keeping = self.assembler.keeping(self._order, self.prompt)
+        if keeping is not None:
+            await keeping.keep(given)
         message = types_pb2.Message(
             role="assistant",
             content=given.text,

@@ -201,7 +201,7 @@ async def test_a_look_leaves_no_trace_and_sees_what_an_assembly_would_get(all_fi
     unknown = Order(prompt_of(("user", "else")), None, cache=COMMON)
     await assembler.assemble(first)
     await assembler.assemble(Order(prompt_of(("user", "later")), None, cache=COMMON))
-    rendered = assembler.chats.drafts(first.prompt.chat).renderer._turns._kept
+    rendered = assembler.chats.drafts(first.prompt.chat).renderer.turns._kept
     before, told_before = state(remembered), list(rendered.items())
     assert told_before
     exact, beginning, none = [

@@ -15,7 +15,7 @@ from assembler.pace import Pace
 from assembler.pipeline import Assembler
 from assembler.rendering import Renderer
 from assembler.templates import RenderOptions
-from assembler.turns import Page
+from assembler.turns import Page, Scope
 from hermes.v1 import assembler_pb2
 
 QUICK = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
@@ -79,5 +79,5 @@ async def test_what_a_short_end_takes_tells_nothing_of_a_whole_conversation(mode
     before = renderer.pace.seconds(100_000, 100)
     told = Conversation(tuple(Message(Role.USER, "Hello" * 20) for _ in range(20)))
     for length in range(4, 20):
-        renderer.render(replace(told, messages=told.messages[:length]), RenderOptions(), b"n")
+        renderer.render(replace(told, messages=told.messages[:length]), RenderOptions(), Scope("n", b""))
     assert renderer.pace.seconds(100_000, 100) > before / 4

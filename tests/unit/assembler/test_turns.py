@@ -16,12 +16,12 @@ from assembler.rendering import Renderer
 from assembler.templates import RenderOptions
 from assembler.tools import Tool, ToolCall
 from assembler.traced import own_of
-from assembler.turns import Page, Told, Turns
+from assembler.turns import Page, Scope, Told, Turns
 from shared.errors import HermesError
 from tests.unit.assembler.model_styles import STYLES
 
 OPTIONS = RenderOptions()
-SCOPE = b"a namespace's"
+SCOPE = Scope("tag", b"digest")
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0].role != 'system' %}<S>{% endif %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -123,7 +123,7 @@ def test_where_a_template_stops_early_nothing_is_gone_on_from() -> None:
     assert TEMPLATES["ends"].write(talk("a", "b", "c", "d"), OPTIONS).told is not None
 
 
-def kept(*contents: str, scope: bytes = SCOPE, turns: Turns | None = None) -> Turns:
+def kept(*contents: str, scope: Scope = SCOPE, turns: Turns | None = None) -> Turns:
     turns = Turns() if turns is None else turns
     conversation = talk(*contents)
     told = TEMPLATES["chatml"].write(conversation, OPTIONS).told
@@ -144,7 +144,7 @@ def test_a_beginning_is_found_until_one_of_its_messages_changes() -> None:
 
 def test_a_beginning_is_found_in_its_own_scope_alone() -> None:
     turns = kept("a", "b", "c", "d")
-    assert turns.find(b"another's", talk("a", "b", "c", "d", "e").messages) is None
+    assert turns.find(SCOPE._replace(digest=b"another"), talk("a", "b", "c", "d", "e").messages) is None
 
 
 @pytest.mark.parametrize(
@@ -248,3 +248,11 @@ def test_a_conversation_that_goes_on_has_the_limits_of_a_whole_one() -> None:
         if isinstance(page, Page) and page.told is not None:
             turns.keep(SCOPE, page.told, told)
     assert 0 < limited < 57
+
+
+@pytest.mark.parametrize(("tag", "left"), [("tag", 1), ("other", 1), ("none", 2), (None, 0)])
+def test_a_flush_forgets_the_conversations_of_its_namespace(tag: str | None, left: int) -> None:
+    turns = kept("a", "b", "c", "d")
+    kept("a", "b", "c", "d", scope=SCOPE._replace(tag="other"), turns=turns)
+    turns.flush(tag)
+    assert len(turns) == left

@@ -67,7 +67,7 @@ def test_any_changed_byte_and_any_shorter_value_is_damage() -> None:
 )
 def test_findings_that_are_none_are_damage_whatever_their_checksum_says(findings: bytes) -> None:
     body = bytearray(encoded(KEY, Entry(array("I"), 1.0))[: -hashlib.sha256().digest_size] + findings)
-    body[-len(findings) - 4 : -len(findings)] = len(findings).to_bytes(4, "little")
+    body[-len(findings) - 5 : -len(findings) - 1] = len(findings).to_bytes(4, "little")
     with pytest.raises(DamagedError, match="findings"):
         decoded(KEY, bytes(body) + hashlib.sha256(body).digest())
 
