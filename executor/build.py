@@ -55,7 +55,7 @@ def build(
     dtype = choose_dtype(settings.dtype, device)
     check_memory(settings, device)
     log.info("loading %s in %s on %s", directory.path, _name(dtype), device)
-    model = Model.load(directory.path, device, dtype)
+    model = Model.load(directory.path, device, dtype, settings.cpu_linear)
     cache = build_cache(model.layout, settings)
     log.info("KV pool of %d tokens in blocks of %d", cache.capacity, cache.block_size)
     metrics = ExecutorMetrics(settings.model_name or directory.name, registry)

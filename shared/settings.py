@@ -169,6 +169,9 @@ class ExecutorSettings(ServerSettings):
     threads: Positive | None = Field(
         default=None, description="Threads that an operation on the CPU uses; else torch's."
     )
+    cpu_linear: Literal["auto", "dense", "fp16"] = Field(
+        default="auto", description="Weights of float32 linears on the CPU: fp16 is faster, dense exact."
+    )
     kv_memory: str = Field(
         default="1GiB",
         description='Memory for keys and values: "4GiB", or "0.8" for a share of what is free on the GPU.',

@@ -1,0 +1,136 @@
+"""Which forward a model runs by: transformers' own or a lean one, with dense or packed linears, each proven first.
+
+On a GPU, and in half precision, it is transformers' own as it is. On a CPU in single precision there is more to gain.
+Everything that stands in for something is compared with eager attention on the same weights before it serves, and is
+left out, with a line in the log, where it does not hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from executor import linears
+from executor.attention import StepCache, UnsupportedModelError
+from executor.kv.pool import KVLayout
+from executor.lean import LeanNetwork
+from executor.probe import Probe, Run
+
+CpuLinear = Literal["auto", "dense", "fp16"]
+
+log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward that was proven: call it as a `Run`."""
+
+    run: Run
+    linear: Literal["dense", "fp16"]
+    """How its linears keep their weights."""
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
+        return self.run(token_ids, positions, rows, cache)
+
+
+def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> Forward:
+    """The fastest forward that holds. Raises UnsupportedModelError where not even transformers' own does, and where
+    `cpu_linear` asks for what cannot be.
+
+    May round the network's weights to half precision, unless `cpu_linear` is "dense".
+    """
+    own = _own_run(network)
+    probe = Probe(network, layout)
+    probe.check(own)
+    if layout.device.type != "cpu" or layout.dtype != torch.float32:
+        if cpu_linear == "fp16":
+            raise _not_packed("they are for float32 on a CPU, and this is not")
+        return Forward(own, "dense")
+
+    most_rows = _packed_rows(network, cpu_linear)
+    if most_rows:
+        linears.round_weights(network)
+        probe = Probe(network, layout)  # anew: packed linears have to agree with the rounded weights
+
+    module, run = network, own
+    if LeanNetwork.knows(network):
+        lean = LeanNetwork(network).eval()
+        if _holds(probe, lean, "a lean forward"):
+            module = run = lean
+    if most_rows:
+        dense = list(linears.linears(module))
+        linears.pack(module, most_rows)
+        if _holds(probe, run, "packed linears"):
+            return Forward(run, "fp16")
+        for parent, name, linear in dense:
+            setattr(parent, name, linear)
+        if cpu_linear == "fp16":
+            raise _not_packed("they do not compute here what dense ones do")
+    return Forward(run, "dense")
+
+
+def _own_run(network: Any) -> Run:
+    """transformers' own forward, as it is."""
+
+    def run(token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
+        logits: Tensor = network(
+            input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=rows
+        ).logits
+        return logits[0].float()
+
+    return run
+
+
+def _packed_rows(network: nn.Module, cpu_linear: CpuLinear) -> int:
+    """Up to how many rows linears should be packed; 0 is not at all. Raises UnsupportedModelError."""
+    if cpu_linear == "dense":
+        return 0
+    why = _cannot_pack(network)
+    if why is not None:
+        if cpu_linear == "fp16":
+            raise _not_packed(why)
+        log.info("CPU linears: dense, since %s", why)
+        return 0
+    crossing = linears.find_crossing(network)
+    if cpu_linear == "fp16":
+        crossing = linears.asked_for(crossing)
+    if not crossing.most_rows:
+        log.info("CPU linears: dense, since weights in fp16 are not faster here")
+        return 0
+    log.info(
+        "CPU linears: weights in fp16, packed up to %d rows (%.1f times as fast at best), dense above",
+        *crossing,
+    )
+    return crossing.most_rows
+
+
+def _cannot_pack(network: nn.Module) -> str | None:
+    """Why the network's linears cannot be packed, as the rest of a sentence; None where they can."""
+    if not any(linears.linears(network)):
+        return "the model has none that could be packed"
+    if not linears.available():
+        return "this CPU has none with fp16 weights"
+    lost = linears.lost_in_half(network)
+    return None if lost is None else f"{lost} has values that fp16 does not hold"
+
+
+def _holds(probe: Probe, run: Callable[..., Tensor], what: str) -> bool:
+    """Whether a forward gives the expected logits; says so where it does not."""
+    try:
+        off = probe.off(run)
+    except UnsupportedModelError as error:
+        log.warning("%s is left out: %s", what, error)
+        return False
+    if not probe.holds(off):
+        log.warning("%s is left out: its logits differ from eager attention's by %.2g of their norm", what, off)
+        return False
+    return True
+
+
+def _not_packed(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"cpu_linear = fp16 wants packed linears, but {why}; use auto or dense")
