@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +25,12 @@ CpuLinear = Literal["auto", "dense", "fp16"]
 log: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A forward that was proven: call it as a `Run`."""
+class Forward(NamedTuple):
+    """A forward that was proven."""
 
     run: Run
-    linear: Literal["dense", "fp16"]
-    """How its linears keep their weights."""
-
-    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
-        return self.run(token_ids, positions, rows, cache)
+    packed_rows: int = 0
+    """The most rows that its linears take by packed weights; 0 where they are dense."""
 
 
 def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> Forward:
@@ -50,28 +45,28 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
     if layout.device.type != "cpu" or layout.dtype != torch.float32:
         if cpu_linear == "fp16":
             raise _not_packed("they are for float32 on a CPU, and this is not")
-        return Forward(own, "dense")
-
-    most_rows = _packed_rows(network, cpu_linear)
-    if most_rows:
-        linears.round_weights(network)
-        probe = Probe(network, layout)  # anew: packed linears have to agree with the rounded weights
+        return Forward(own)
 
     module, run = network, own
     if LeanNetwork.knows(network):
         lean = LeanNetwork(network).eval()
         if _holds(probe, lean, "a lean forward"):
             module = run = lean
-    if most_rows:
-        dense = list(linears.linears(module))
-        linears.pack(module, most_rows)
-        if _holds(probe, run, "packed linears"):
-            return Forward(run, "fp16")
-        for parent, name, linear in dense:
-            setattr(parent, name, linear)
-        if cpu_linear == "fp16":
-            raise _not_packed("they do not compute here what dense ones do")
-    return Forward(run, "dense")
+    most_rows = _packed_rows(module, cpu_linear)
+    if not most_rows:
+        return Forward(run)
+
+    linears.round_weights(module)
+    probe = Probe(network, layout)  # anew, since it is the rounded weights that count now
+    dense = list(linears.linears(module))
+    linears.pack(module, most_rows)
+    if _holds(probe, run, "packed linears"):
+        return Forward(run, most_rows)
+    for parent, name, linear in dense:
+        setattr(parent, name, linear)
+    if cpu_linear == "fp16":
+        raise _not_packed("they do not compute here what dense ones do")
+    return Forward(run)
 
 
 def _own_run(network: Any) -> Run:

@@ -58,8 +58,7 @@ class Model:
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
         self.layout = discover_layout(network)
-        self._run = choose_forward(network, self.layout, cpu_linear)
-        self.linear = self._run.linear
+        self._run, self.packed_rows = choose_forward(network, self.layout, cpu_linear)
 
     @classmethod
     def load(cls, directory: Path, device: torch.device, dtype: torch.dtype, cpu_linear: CpuLinear = "dense") -> Model:
