@@ -104,6 +104,7 @@ def _describe(
         kv_bytes_per_token=model.layout.bytes_per_token,
         device=str(model.device),
         dtype=_name(model.dtype),
+        cpu_linear=model.cpu_linear,
     )
 
 

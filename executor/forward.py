@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from executor.attention import StepCache, UnsupportedModelError
 from executor.kv.pool import KVLayout
 from executor.lean import LeanNetwork
 from executor.probe import Probe, Run
-
-CpuLinear = Literal["auto", "dense", "fp16"]
+from shared.settings import CpuLinear
 
 log: Final = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
         lean = LeanNetwork(network).eval()
         if _holds(probe, lean, "a lean forward"):
             module = run = lean
-    most_rows = _packed_rows(module, cpu_linear)
+    most_rows = _packed_rows(network, cpu_linear)
     if not most_rows:
         return Forward(run)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from executor.attention import ATTENTION_NAME, StepCache, UnsupportedModelError, running
 from executor.batch import Batch
-from executor.forward import CpuLinear, choose_forward
+from executor.forward import choose_forward
 from executor.probe import discover_layout, refuse_by_config
 from shared.errors import StartupError
+from shared.settings import CpuLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class Model:
         self.dtype: torch.dtype = network.dtype
         self.layout = discover_layout(network)
         self._run, self.packed_rows = choose_forward(network, self.layout, cpu_linear)
+
+    @property
+    def cpu_linear(self) -> Literal["dense", "fp16", ""]:
+        """How linears keep their weights where there is a choice: on a CPU in float32."""
+        if self.device.type != "cpu" or self.dtype != torch.float32:
+            return ""
+        return "fp16" if self.packed_rows else "dense"
 
     @classmethod
     def load(cls, directory: Path, device: torch.device, dtype: torch.dtype, cpu_linear: CpuLinear = "dense") -> Model:

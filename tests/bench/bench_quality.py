@@ -1,4 +1,4 @@
-"""What weights in half precision cost: perplexity, and how often the likeliest token is the one that exact weights give.
+"""What half-precision weights cost: perplexity, and how often the likeliest token is that of the exact weights.
 
     python -m tests.bench.bench_quality
 
