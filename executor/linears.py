@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ _CHUNK_ROWS: Final = 4096  # of a weight at once, so that looking at a large hea
 _LADDER: Final = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Row counts at which both forms are timed. The crossing was between 32 and 96 on the machines tried."""
 _LOSSES: Final = 2  # in a row end the climb
-_ROUNDS: Final = 3  # of which the fastest counts: whatever else runs on the machine only makes them slower
+_ROUNDS: Final = 5  # of which the fastest counts: whatever else runs on the machine only makes them slower
 _SAMPLE_WEIGHTS: Final = 8_000_000  # two layers of a small model: more than a core's own caches hold
 _FEWEST_ROWS: Final = 8
 """The row count up to which packed weights serve where they were asked for and yet won nowhere."""
@@ -143,11 +144,14 @@ def asked_for(crossing: Crossing) -> Crossing:
 
 def pack(module: nn.Module, most_rows: int) -> None:
     """Puts a packed linear in the place of each linear of a module whose weights are rounded."""
-    done: dict[int, PackedLinear] = {}
-    for parent, name, linear in list(linears(module)):
-        if id(linear) not in done:
-            done[id(linear)] = PackedLinear(linear, most_rows)
-        setattr(parent, name, done[id(linear)])
+    places = list(linears(module))
+    distinct = {id(linear): linear for _, _, linear in places}
+    # Packing goes number by number, on one thread, and lets others run.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        made = threads.map(lambda linear: PackedLinear(linear, most_rows), distinct.values())
+        packed = dict(zip(distinct, made, strict=True))
+    for parent, name, linear in places:
+        setattr(parent, name, packed[id(linear)])
 
 
 def _sample(candidates: Sequence[nn.Linear]) -> list[nn.Linear]:
