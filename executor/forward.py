@@ -65,6 +65,7 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
         setattr(parent, name, linear)
     if cpu_linear == "fp16":
         raise _not_packed("they do not compute here what dense ones do")
+    log.warning("CPU linears: dense, with weights that stay rounded to fp16")
     return Forward(run)
 
 
@@ -118,10 +119,10 @@ def _holds(probe: Probe, run: Callable[..., Tensor], what: str) -> bool:
     try:
         off = probe.off(run)
     except UnsupportedModelError as error:
-        log.warning("%s is left out: %s", what, error)
+        log.warning("without %s: %s", what, error)
         return False
     if not probe.holds(off):
-        log.warning("%s is left out: its logits differ from eager attention's by %.2g of their norm", what, off)
+        log.warning("without %s, whose logits differ from eager attention's by %.2g of their norm", what, off)
         return False
     return True
 

@@ -5,8 +5,8 @@
 The text is the Python language reference as `pydoc` carries it, which every CPython has. The same tokens go through
 three forwards: float32 weights as they are; weights rounded to half precision in dense linears; and those weights
 packed, a few tokens a step. Then the two last are mixed, as in service: keys and values from one, logits by the other.
-Logits are off by a share of their norm, and a single one by so much at most; float32 alone, a few tokens at once against
-many, is the measure of what packed may be off from dense.
+Logits are off by a share of their norm, and a single one by so much at most; what float32 alone is off by, a few tokens
+at once against many, is the measure of what packed may be off from dense.
 """
 
 from __future__ import annotations

@@ -127,14 +127,14 @@ class TestLean:
         norm = lean._Norm.forward
         monkeypatch.setattr(lean._Norm, "forward", lambda self, rows: norm(self, rows) * 1.01)
         assert not isinstance(made(build("llama"))._run, LeanNetwork)
-        assert "a lean forward is left out: its logits differ" in caplog.text
+        assert "without a lean forward, whose logits differ" in caplog.text
 
     def test_one_that_does_not_run_is_left_out_with_a_warning(
         self, build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(lean._Norm, "forward", lambda self, rows: rows[:0])
         assert not isinstance(made(build("llama"))._run, LeanNetwork)
-        assert "a lean forward is left out" in caplog.text
+        assert "without a lean forward: its code does not run" in caplog.text
 
     def test_half_precision_keeps_transformers_own(self, build: Build) -> None:
         assert not isinstance(made(build("llama").to(torch.bfloat16))._run, LeanNetwork)
@@ -240,7 +240,8 @@ class TestPacked:
         monkeypatch.setattr(linears, "_multiply", lambda *a: multiply(*a) * 1.01)
         model = made(build(family), "auto")
         assert model.cpu_linear == "dense"
-        assert "packed linears is left out" in caplog.text
+        assert "without packed linears, whose logits differ" in caplog.text
+        assert "weights that stay rounded" in caplog.text
         monkeypatch.undo()
         torch.testing.assert_close(logits(model, ids, [1] * 60), logits(model, ids, [60]), atol=5e-5, rtol=0)
         with monkeypatch.context() as patched:
