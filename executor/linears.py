@@ -27,7 +27,7 @@ _CHUNK_ROWS: Final = 4096  # of a weight at once, so that looking at a large hea
 _LADDER: Final = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Row counts at which both forms are timed. The crossing was between 32 and 96 on the machines tried."""
 _LOSSES: Final = 2  # in a row end the climb
-_ROUNDS: Final = 5  # of which the fastest counts: whatever else runs on the machine only makes them slower
+_ROUNDS: Final = 3  # of which the fastest counts: what disturbs one only makes it slower
 _SAMPLE_WEIGHTS: Final = 8_000_000  # two layers of a small model: more than a core's own caches hold
 _FEWEST_ROWS: Final = 8
 """The row count up to which packed weights serve where they were asked for and yet won nowhere."""
@@ -109,7 +109,7 @@ def round_weights(module: nn.Module) -> None:
 
 @torch.inference_mode()
 def find_crossing(module: nn.Module) -> Crossing:
-    """Times both forms on some of the module's linears, at growing row counts. Takes well under a second or two."""
+    """Times both forms on some of the module's linears, at growing row counts. Takes about a second of one core."""
     sample = _sample([linear for _, _, linear in linears(module)])
     packed = [_pack(linear) for linear in sample]
     most_rows, speedup, losses = 0, 1.0, 0
@@ -167,9 +167,11 @@ def _sample(candidates: Sequence[nn.Linear]) -> list[nn.Linear]:
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+    """Of the processor on this thread, which has as large a part in the work as any: beside other programs the time of
+    day says more about them."""
+    begin = time.thread_time()
     work()
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 def _pack(linear: nn.Linear) -> Any:

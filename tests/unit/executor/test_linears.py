@@ -185,7 +185,7 @@ class TestFindCrossing:
 
         def clock() -> Iterator[float]:
             for tried in itertools.count():
-                for disturbed in (5.0, 1.0, 3.0, 2.0, 2.0):  # by others on the machine; the fastest counts
+                for disturbed in (5.0, 1.0, 3.0):  # the fastest counts
                     yield gains[tried] * disturbed
                     yield disturbed
 
