@@ -1,6 +1,6 @@
 """What half-precision weights cost: perplexity, and how often the likeliest token is that of the exact weights.
 
-    python -m tests.bench.bench_quality
+    make bench-quality
 
 The text is the Python language reference as `pydoc` carries it, which every CPython has. The same tokens go through
 three forwards: float32 weights as they are; weights rounded to half precision in dense linears; and those weights
