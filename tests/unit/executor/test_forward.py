@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,15 @@ class TestPacked:
         assert parts.count(PackedLinear) == 4 * 2 + 1
         assert parts.count(torch.nn.Linear) == 0
         assert model._run.head.weight is model._run.embedding.weight  # type: ignore[attr-defined]
+
+    @packs
+    @pytest.mark.usefixtures("crossing")
+    def test_rounding_never_reaches_the_files_that_the_weights_are_read_from(self, save: Callable[..., Path]) -> None:
+        directory = save("llama")
+        before = {path.name: path.read_bytes() for path in directory.iterdir()}
+        model = Model.load(directory, torch.device("cpu"), torch.float32, "fp16")
+        assert model.cpu_linear == "fp16"
+        assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 
     def test_dense_leaves_the_weights_as_they_are(self, build: Build) -> None:
         network = build("llama")
