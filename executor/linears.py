@@ -110,7 +110,20 @@ def round_weights(module: nn.Module) -> None:
 
 @torch.inference_mode()
 def find_crossing(module: nn.Module) -> Crossing:
-    """Times both forms on some of the module's linears, at growing row counts. Takes about a second of one core."""
+    """Times both forms on some of the module's linears, at growing row counts. Takes about a second.
+
+    On one thread, and by its time of the processor: beside other programs the time of day, and how long threads wait
+    for each other, says more about those than about the linears.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _climb(module)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _climb(module: nn.Module) -> Crossing:
     sample = _sample([linear for _, _, linear in linears(module)])
     packed = [_pack(linear) for linear in sample]
     most_rows, speedup, losses = 0, 1.0, 0
@@ -168,8 +181,6 @@ def _sample(candidates: Sequence[nn.Linear]) -> list[nn.Linear]:
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    """Of the processor on this thread, which has as large a part in the work as any: beside other programs the time of
-    day says more about them."""
     begin = time.thread_time()
     work()
     return time.thread_time() - begin

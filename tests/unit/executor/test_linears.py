@@ -213,6 +213,24 @@ class TestFindCrossing:
         assert found.most_rows == most_rows
         assert found.speedup == pytest.approx(speedup)
 
+    def test_it_leaves_the_number_of_threads_as_it_was(
+        self, gains: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gains += [2.0, 0.9, 0.9]
+        seen: list[int] = []
+        multiply = linears._multiply
+        monkeypatch.setattr(
+            linears, "_multiply", lambda *given: seen.append(torch.get_num_threads()) or multiply(*given)
+        )
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            linears.find_crossing(self.NETWORK)
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+        assert set(seen) == {1}
+
     def test_asked_for_they_serve_few_rows_even_where_they_win_nowhere(self) -> None:
         assert linears.asked_for(linears.Crossing(0, 1.0)).most_rows == linears._FEWEST_ROWS
         assert linears.asked_for(linears.Crossing(64, 2.0)) == (64, 2.0)
