@@ -51,7 +51,7 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
         lean = LeanNetwork(network).eval()
         if _holds(probe, lean, "a lean forward"):
             module = run = lean
-    most_rows = _packed_rows(network, cpu_linear)
+    most_rows = _packed_rows(network, module, cpu_linear)
     if not most_rows:
         return Forward(run)
 
@@ -81,8 +81,11 @@ def _own_run(network: Any) -> Run:
     return run
 
 
-def _packed_rows(network: nn.Module, cpu_linear: CpuLinear) -> int:
-    """Up to how many rows linears should be packed; 0 is not at all. Raises UnsupportedModelError."""
+def _packed_rows(network: nn.Module, module: nn.Module, cpu_linear: CpuLinear) -> int:
+    """Up to how many rows the linears of `module` should be packed; 0 is not at all. Raises UnsupportedModelError.
+
+    network: where weights have the names that they have in their files.
+    """
     if cpu_linear == "dense":
         return 0
     why = _cannot_pack(network)
@@ -91,7 +94,7 @@ def _packed_rows(network: nn.Module, cpu_linear: CpuLinear) -> int:
             raise _not_packed(why)
         log.info("CPU linears: dense, since %s", why)
         return 0
-    crossing = linears.find_crossing(network)
+    crossing = linears.find_crossing(module)
     if cpu_linear == "fp16":
         crossing = linears.asked_for(crossing)
     if not crossing.most_rows:

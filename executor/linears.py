@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
@@ -169,10 +170,14 @@ def pack(module: nn.Module, most_rows: int) -> None:
 
 
 def _sample(candidates: Sequence[nn.Linear]) -> list[nn.Linear]:
-    """The first linears that have enough weights between them to be read from memory."""
+    """The first linears of layers that have enough weights between them to be read from memory.
+
+    What layers are made of comes more than once. A head, of which there is one, runs on few rows whatever a step has.
+    """
+    shapes = Counter(linear.weight.shape for linear in candidates)
     sample: list[nn.Linear] = []
     weights = 0
-    for linear in candidates:
+    for linear in [each for each in candidates if shapes[each.weight.shape] > 1] or candidates:
         if weights >= _SAMPLE_WEIGHTS:
             break
         sample.append(linear)

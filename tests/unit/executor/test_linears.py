@@ -239,3 +239,8 @@ class TestFindCrossing:
         monkeypatch.setattr(linears, "_SAMPLE_WEIGHTS", 100)
         parts = [nn.Linear(8, 8) for _ in range(5)]
         assert linears._sample(parts) == parts[:2]
+
+    def test_the_sample_is_of_layers_and_not_of_a_head(self) -> None:
+        head, parts = nn.Linear(8, 100), [nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 8), nn.Linear(8, 4)]
+        assert linears._sample([head, *parts]) == parts
+        assert linears._sample([head]) == [head]
