@@ -34,7 +34,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test test-images bench bench-engine bench-assembler clean
+.PHONY: help setup model up down logs proto check check-style check-types check-imports check-protos check-docker format test test-images bench bench-engine bench-quality bench-assembler clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,9 @@ bench: model $(BENCH_INSTALLED) ## Measure a pair of its own under load, caches 
 
 bench-engine: model ## Time the engine's steps beside transformers' own
 	@$(BIN)/python -m tests.bench.bench_engine $(ARGS)
+
+bench-quality: model ## Tell what weights in half precision cost in perplexity
+	@$(BIN)/python -m tests.bench.bench_quality $(ARGS)
 
 bench-assembler: model ## Time assembling beside transformers' own
 	@$(BIN)/python -m tests.bench.bench_assembler $(ARGS)

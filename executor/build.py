@@ -55,7 +55,7 @@ def build(
     dtype = choose_dtype(settings.dtype, device)
     check_memory(settings, device)
     log.info("loading %s in %s on %s", directory.path, _name(dtype), device)
-    model = Model.load(directory.path, device, dtype)
+    model = Model.load(directory.path, device, dtype, settings.cpu_linear)
     cache = build_cache(model.layout, settings)
     log.info("KV pool of %d tokens in blocks of %d", cache.capacity, cache.block_size)
     metrics = ExecutorMetrics(settings.model_name or directory.name, registry)
@@ -104,6 +104,7 @@ def _describe(
         kv_bytes_per_token=model.layout.bytes_per_token,
         device=str(model.device),
         dtype=_name(model.dtype),
+        cpu_linear=model.cpu_linear,
     )
 
 

@@ -1,4 +1,4 @@
-"""A transformers model, loaded once and run on packed steps; only its attention function and its cache are ours."""
+"""A transformers model, loaded once and run on packed steps; its attention function and its cache are ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from executor.attention import ATTENTION_NAME, StepCache, UnsupportedModelError, running
 from executor.batch import Batch
-from executor.probe import discover_layout, probe, refuse_by_config
+from executor.forward import choose_forward
+from executor.probe import discover_layout, refuse_by_config
 from shared.errors import StartupError
+from shared.settings import CpuLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,17 @@ class GenerationDefaults:
 class Model:
     """A loaded model. `forward` belongs to the engine's thread."""
 
-    def __init__(self, network: Any, defaults: GenerationDefaults, eos_token_ids: frozenset[int]) -> None:
-        """Takes a transformers causal LM in evaluation mode. Raises UnsupportedModelError where it cannot be served."""
+    def __init__(
+        self,
+        network: Any,
+        defaults: GenerationDefaults,
+        eos_token_ids: frozenset[int],
+        cpu_linear: CpuLinear = "dense",
+    ) -> None:
+        """Takes a transformers causal LM in evaluation mode. Raises UnsupportedModelError where it cannot be served.
+
+        cpu_linear: what its linears may become; with anything but "dense" the network's weights may be rounded.
+        """
         config = network.config
         refuse_by_config(config)
         network.set_attn_implementation(ATTENTION_NAME)
@@ -48,10 +59,17 @@ class Model:
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
         self.layout = discover_layout(network)
-        probe(self)
+        self._run, self.packed_rows = choose_forward(network, self.layout, cpu_linear)
+
+    @property
+    def cpu_linear(self) -> Literal["dense", "fp16", ""]:
+        """How linears keep their weights where there is a choice: on a CPU in float32."""
+        if self.device.type != "cpu" or self.dtype != torch.float32:
+            return ""
+        return "fp16" if self.packed_rows else "dense"
 
     @classmethod
-    def load(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> Model:
+    def load(cls, directory: Path, device: torch.device, dtype: torch.dtype, cpu_linear: CpuLinear = "dense") -> Model:
         """Loads a Hugging Face model directory. Raises StartupError with a sentence where it cannot be served."""
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -68,7 +86,7 @@ class Model:
             )
             _require_all(found["missing_keys"])
             settings = _generation_config(directory)
-            return cls(network.to(device).eval(), _defaults(settings), _eos_token_ids(settings, config))
+            return cls(network.to(device).eval(), _defaults(settings), _eos_token_ids(settings, config), cpu_linear)
         except UnsupportedModelError as error:
             raise StartupError(f"The model in {directory} cannot be served: {error}.") from error
         except Exception as error:  # transformers, safetensors and the model's own code raise whatever they like
@@ -78,15 +96,9 @@ class Model:
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Rows[Tensor], values: Rows[Tensor]) -> Tensor:
         """Runs a step over the pool's `keys` and `values`; returns `[works, vocab]` float32 logits."""
-        return self.run(batch.token_ids, batch.positions, batch.last_rows, StepCache(keys, values, batch.plan))
-
-    def run(self, token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
-        """One forward over `[1, T]` ids and positions; returns the logits of `rows`, `[rows, vocab]` float32."""
+        cache = StepCache(keys, values, batch.plan)
         with running(cache):
-            logits: Tensor = self.network(
-                input_ids=token_ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=rows
-            ).logits
-        return logits[0].float()
+            return self._run(batch.token_ids, batch.positions, batch.last_rows, cache)
 
 
 def _require_all(missing: Collection[str]) -> None:

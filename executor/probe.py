@@ -1,4 +1,4 @@
-"""Whether a model can be served: what its config says, what its layers keep, and a run against eager attention.
+"""Whether a model can be served: what its config says, what its layers keep, and runs against eager attention.
 
 The model's own code runs with our attention function and our cache, which holds for models whose every layer is full
 attention with one key and value width. Whatever needs more is refused here, with a sentence that says which and why.
@@ -6,9 +6,9 @@ attention with one key and value width. Whatever needs more is refused here, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from executor.attention import ATTENTION_NAME, AttentionCall, AttentionPlan, StepCache, UnsupportedModelError, running
 from executor.kv.pool import KVLayout
 
-if TYPE_CHECKING:
-    from executor.model import Model
+Run = Callable[[Tensor, Tensor, Tensor, StepCache], Tensor]
+"""One forward: `[1, T]` ids and positions, the rows of T that are wanted, and the step's cache in; their logits,
+`[rows, vocab]` float32, out."""
 
 _PROBE_TOKENS: Final = 13  # a chunk, a chunk that goes on, a decode: all the forms that a call can have
 _PROBE_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -111,50 +112,69 @@ def discover_layout(network: Any) -> KVLayout:
     return KVLayout(layers, kv_heads, head_dim, network.dtype, network.device)
 
 
-@torch.inference_mode()
-def probe(model: Model) -> None:
-    """Runs two sequences in chunks through a small pool and compares their logits with eager attention's.
+class Probe:
+    """Two sequences that run in chunks through a small pool, and the logits that eager attention gives for them.
 
     The first runs as a chunk and one that goes on, then as a decode step beside the whole of the second, so that every
-    form of call is seen. Raises UnsupportedModelError when a logit is off by more than the dtype's rounding.
+    form of call is seen.
     """
-    layout, device = model.layout, model.device
-    generator = torch.Generator().manual_seed(0)
-    length = _PROBE_TOKENS
-    ids = torch.randint(0, model.vocab_size, (2, length), generator=generator).to(device)
-    places = torch.arange(length, device=device)
 
-    network = model.network
-    with _foreign_code():
-        network.set_attn_implementation("eager")
-        expected = network(input_ids=ids, position_ids=places[None].expand(2, -1), use_cache=False).logits.float()
-        network.set_attn_implementation(ATTENTION_NAME)
-    if expected.shape[-1] != model.vocab_size:
-        raise UnsupportedModelError(f"it has {expected.shape[-1]} logits for a vocabulary of {model.vocab_size}")
-
-    shape = (2 * length, layout.kv_heads, layout.head_dim)
-    keys = [torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.layers)]
-    values = [torch.zeros_like(key) for key in keys]
-    split, last = length // 2, length - 1
-    mask = torch.full((last - split, last), float("-inf"), dtype=layout.dtype, device=device).triu_(split + 1)
-    # (tokens, positions, slots written, calls, where the logits are expected)
-    steps = [
-        (ids[0, :split], places[:split], places[:split],
-         [AttentionCall(slice(None), slice(0, split), causal=True)], expected[0, :split]),
-        (ids[0, split:last], places[split:last], places[split:last],
-         [AttentionCall(slice(None), slice(0, last), mask=mask)], expected[0, split:last]),
-        (torch.cat([ids[0, last:], ids[1]]), torch.cat([places[last:], places]),
-         places.new_tensor(range(last, 2 * length)),
-         [AttentionCall(slice(0, 1), slice(0, length)), AttentionCall(slice(1, None), length + places, causal=True)],
-         torch.cat([expected[0, last:], expected[1]])),
-    ]  # fmt: skip
-    for token_ids, positions, slots, calls, wanted in steps:
-        rows = torch.arange(len(token_ids), device=device)
-        cache = StepCache(keys, values, AttentionPlan(slots, calls))
+    @torch.inference_mode()
+    def __init__(self, network: Any, layout: KVLayout) -> None:
+        """Asks eager attention. Raises UnsupportedModelError where the network has other logits than a vocabulary."""
+        vocab_size, device = int(network.config.vocab_size), layout.device
+        generator = torch.Generator().manual_seed(0)
+        self._layout = layout
+        self._ids = torch.randint(0, vocab_size, (2, _PROBE_TOKENS), generator=generator).to(device)
+        self._places = torch.arange(_PROBE_TOKENS, device=device)
         with _foreign_code():
-            got = model.run(token_ids[None], positions[None], rows, cache)
-        off = float((got - wanted).norm() / wanted.norm())
-        if not off <= _PROBE_TOLERANCE[layout.dtype]:
+            network.set_attn_implementation("eager")
+            positions = self._places[None].expand(2, -1)
+            expected = network(input_ids=self._ids, position_ids=positions, use_cache=False).logits.float()
+            network.set_attn_implementation(ATTENTION_NAME)
+        if expected.shape[-1] != vocab_size:
+            raise UnsupportedModelError(f"it has {expected.shape[-1]} logits for a vocabulary of {vocab_size}")
+        self._expected = expected
+
+    def check(self, run: Run) -> None:
+        """Raises UnsupportedModelError when a logit of `run` is off by more than the dtype's rounding."""
+        off = self.off(run)
+        if not self.holds(off):
             raise UnsupportedModelError(
                 f"with this executor's attention its logits differ from eager attention's by {off:.2%}"
             )
+
+    def holds(self, off: float) -> bool:
+        """Whether logits that are `off` by so much are the same but for rounding."""
+        return off <= _PROBE_TOLERANCE[self._layout.dtype]
+
+    @torch.inference_mode()
+    def off(self, run: Run) -> float:
+        """How far the logits of `run` are from those expected, as a share of their norm: of the worst step."""
+        layout, ids, places, expected = self._layout, self._ids, self._places, self._expected
+        length, device = _PROBE_TOKENS, layout.device
+        shape = (2 * length, layout.kv_heads, layout.head_dim)
+        keys = [torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.layers)]
+        values = [torch.zeros_like(key) for key in keys]
+        split, last = length // 2, length - 1
+        mask = torch.full((last - split, last), float("-inf"), dtype=layout.dtype, device=device).triu_(split + 1)
+        # (tokens, positions, slots written, calls, where the logits are expected)
+        steps = [
+            (ids[0, :split], places[:split], places[:split],
+             [AttentionCall(slice(None), slice(0, split), causal=True)], expected[0, :split]),
+            (ids[0, split:last], places[split:last], places[split:last],
+             [AttentionCall(slice(None), slice(0, last), mask=mask)], expected[0, split:last]),
+            (torch.cat([ids[0, last:], ids[1]]), torch.cat([places[last:], places]),
+             places.new_tensor(range(last, 2 * length)),
+             [AttentionCall(slice(0, 1), slice(0, length)),
+              AttentionCall(slice(1, None), length + places, causal=True)],
+             torch.cat([expected[0, last:], expected[1]])),
+        ]  # fmt: skip
+        off = []
+        for token_ids, positions, slots, calls, wanted in steps:
+            rows = torch.arange(len(token_ids), device=device)
+            cache = StepCache(keys, values, AttentionPlan(slots, calls))
+            with _foreign_code(), running(cache):
+                got = run(token_ids[None], positions[None], rows, cache)
+            off.append((got - wanted).norm() / wanted.norm())
+        return float(torch.stack(off).max())  # which is no number if one of them is none

@@ -22,6 +22,7 @@ _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", re.IGNORECASE)
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CpuLinear = Literal["auto", "dense", "fp16"]
 
 
 class ServerSettings(BaseSettings):
@@ -171,6 +172,10 @@ class ExecutorSettings(ServerSettings):
     )
     threads: Positive | None = Field(
         default=None, description="Threads that an operation on the CPU uses; else torch's."
+    )
+    cpu_linear: CpuLinear = Field(
+        default="auto",
+        description="Linears on a CPU: dense is exact, fp16 rounds their weights; auto is fp16 where faster and safe.",
     )
     kv_memory: str = Field(
         default="1GiB",

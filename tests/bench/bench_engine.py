@@ -39,7 +39,7 @@ class Bench:
     def __init__(self, directory: Path, settings: ExecutorSettings) -> None:
         device = choose_device(settings.device)
         dtype = choose_dtype(settings.dtype, device)
-        self.model = Model.load(directory, device, dtype)
+        self.model = Model.load(directory, device, dtype, settings.cpu_linear)
         self.cache = build_cache(self.model.layout, settings)
         limits = SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
         self.engine = Engine(self.model, self.cache, limits, metrics=ExecutorMetrics("bench"))
@@ -119,11 +119,13 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--cpu-linear", choices=("auto", "dense", "fp16"), default="auto")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    bench = Bench(prepare(arguments.model, print), ExecutorSettings(kv_memory="2GiB"))
+    settings = ExecutorSettings(kv_memory="2GiB", cpu_linear=arguments.cpu_linear)
+    bench = Bench(prepare(arguments.model, print), settings)
     bench.prefill(0, 1)
     rows: list[tuple[str, float, float]] = []
     for batch in BATCHES:

@@ -22,6 +22,9 @@ STOP_SECONDS = 30
 # Else two of them on one machine want the same port.
 OWN_PORTS = ("--metrics-port", "0")
 
+# For an executor whose tokens are compared with transformers' own.
+EXACT = ("--cpu-linear", "dense")
+
 
 class ServiceProcess:
     """`python -m assembler` or `executor` with its log read; on loopback and a free port unless told otherwise."""

@@ -10,19 +10,19 @@ import torch
 import transformers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from executor import linears
 from hermes.v1 import executor_pb2 as pb
 from hermes.v1 import executor_pb2_grpc, types_pb2
 from shared.models import tokenizer_fingerprint
-from tests.service.services import ServiceProcess, told
+from tests.service.services import EXACT, ServiceProcess, told
 
 GREEDY = types_pb2.SamplingParams(temperature=0)
 
 
 @pytest.fixture(scope="module")
 def executor(model_directory) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(
-        "executor", "--model", str(model_directory), "--kv-memory", "512MiB", "--prompt-timeout-seconds", "2"
-    )
+    flags = ("--kv-memory", "512MiB", "--prompt-timeout-seconds", "2")
+    process = ServiceProcess("executor", "--model", str(model_directory), *flags, *EXACT)
     yield process
     assert process.stop() == 0
 
@@ -85,6 +85,28 @@ def test_greedy_ids_equal_transformers_generate_for_20_prompts_of_1_to_1500_toke
         assert finished.usage.prompt_tokens == len(prompt)
         assert finished.usage.completion_tokens == 8
         assert finished.finish_reason == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.skipif(not linears.available(), reason="this CPU has no linears with packed weights")
+def test_packed_linears_hold_tokens_as_likely_as_transformers_does(model_directory, reference):
+    process = ServiceProcess(
+        "executor", "--model", str(model_directory), "--kv-memory", "128MiB", "--cpu-linear", "fp16"
+    )
+    head = words(200, seed=70)  # more rows than are packed, then few
+    with process.channel() as channel:
+        stub = executor_pb2_grpc.ExecutorStub(channel)
+        assert stub.GetModelInfo(pb.GetModelInfoRequest()).cpu_linear == "fp16"
+        for prompt in (head + words(5, seed=71), head + words(7, seed=72)):
+            sampling = types_pb2.SamplingParams(temperature=0, logprobs=1)
+            ids, told_logprobs = [], []
+            for event in stub.Generate(iter([start(prompt, sampling=sampling)]), timeout=120):
+                ids += event.delta.token_ids
+                told_logprobs += [each.logprob for each in event.delta.logprobs]
+            with torch.inference_mode():
+                logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(told_logprobs), expected, atol=2e-2, rtol=0)
+    assert process.stop() == 0
 
 
 def test_answers_of_prompts_sent_at_once_are_those_of_prompts_sent_alone(stub):
@@ -277,7 +299,7 @@ def test_the_model_is_described(stub, model_directory):
     assert info.tokenizer_fingerprint == tokenizer_fingerprint(model_directory)
     assert len(info.model_version) == 64
     assert (info.block_size, info.kv_bytes_per_token) == (16, 2 * 30 * 3 * 64 * 4)
-    assert (info.device, info.dtype) == ("cpu", "float32")
+    assert (info.device, info.dtype, info.cpu_linear) == ("cpu", "float32", "dense")
 
 
 def _idle(stub) -> pb.GetLoadResponse:
@@ -416,7 +438,7 @@ def test_health_is_told_under_the_services_name(executor):
 
 
 def test_a_terminated_executor_finishes_the_answer_that_runs(model_directory):
-    process = ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "64MiB")
+    process = ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "64MiB", *EXACT)
     with process.channel() as channel:
         stub = executor_pb2_grpc.ExecutorStub(channel)
         call = stub.Generate(iter([start([100, 200], stopping=types_pb2.StopParams(max_tokens=40, ignore_eos=True))]))

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hermes.client import AsyncClient, Client
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, executor_pb2, executor_pb2_grpc, types_pb2
 from shared.errors import HermesError
-from tests.service.services import ServiceProcess, told
+from tests.service.services import EXACT, ServiceProcess, told
 
 SYSTEM = (
     "You are a helpful travel agent. " + "Answer briefly, kindly and truthfully, and say so when you do not know. " * 8
@@ -30,7 +30,7 @@ QUESTION = "What is the capital of France?"
 
 
 def executor_process(model_directory, port: int = 0) -> ServiceProcess:
-    return ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "256MiB", port=port)
+    return ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "256MiB", *EXACT, port=port)
 
 
 def assembler_process(model_directory, executor: ServiceProcess) -> ServiceProcess:

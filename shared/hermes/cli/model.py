@@ -59,6 +59,7 @@ def info(
         "kv_bytes_per_token": response.kv_bytes_per_token,
         "device": response.device,
         "dtype": response.dtype,
+        "cpu_linear": response.cpu_linear,
     }
     if as_json:
         print_json(facts)

@@ -344,6 +344,7 @@ class GetModelInfoResponse(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    CPU_LINEAR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     model_version: _builtins.str
     """Digest of the weights and config."""
@@ -356,6 +357,8 @@ class GetModelInfoResponse(_message.Message):
     kv_bytes_per_token: _builtins.int
     device: _builtins.str
     dtype: _builtins.str
+    cpu_linear: _builtins.str
+    """On a CPU in float32, how linears keep their weights: "dense", or "fp16", rounded to that. Else empty."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -371,10 +374,11 @@ class GetModelInfoResponse(_message.Message):
         kv_bytes_per_token: _builtins.int | None = ...,
         device: _builtins.str | None = ...,
         dtype: _builtins.str | None = ...,
+        cpu_linear: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "model_version", b"model_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_length", b"context_length", "cpu_linear", b"cpu_linear", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "model_version", b"model_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
