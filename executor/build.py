@@ -15,6 +15,7 @@ from executor.engine import Engine
 from executor.mailbox import Outbox
 from executor.memory import build_cache, check_memory
 from executor.model import Model, choose_device, choose_dtype
+from executor.native.adoption import Adoption
 from executor.scheduler import SchedulerLimits
 from executor.service import ExecutorService
 from executor.translate import Translator
@@ -30,6 +31,7 @@ class Executor(NamedTuple):
     """What a running executor consists of."""
 
     engine: Engine
+    adoption: Adoption
     service: ExecutorService
     admin: ExecutorAdminService
     metrics: ExecutorMetrics
@@ -69,6 +71,8 @@ def build(
         on_death=on_death,
     )
     metrics.watch(lambda: engine.load)
+    adoption = Adoption(settings.cpu_attention, model.layout, engine.adopt)
+    adoption.begin()
     info = _describe(settings, directory, model, cache.block_size)
     translator = Translator(
         vocab_size=model.vocab_size,
@@ -87,7 +91,7 @@ def build(
         bytes_per_token=model.layout.bytes_per_token,
         show_prompts=settings.show_prompts,
     )
-    return Executor(engine, service, admin, metrics)
+    return Executor(engine, adoption, service, admin, metrics)
 
 
 def _describe(

@@ -22,6 +22,7 @@ _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", re.IGNORECASE)
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CpuAttention = Literal["auto", "native", "torch"]
 
 
 class ServerSettings(BaseSettings):
@@ -168,6 +169,10 @@ class ExecutorSettings(ServerSettings):
     )
     threads: Positive | None = Field(
         default=None, description="Threads that an operation on the CPU uses; else torch's."
+    )
+    cpu_attention: CpuAttention = Field(
+        default="auto",
+        description="Attention of answers on a CPU: a kernel compiled here, or torch; auto is native where it can be.",
     )
     kv_memory: str = Field(
         default="1GiB",
