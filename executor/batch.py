@@ -29,8 +29,8 @@ Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 WORTH_SHARING: Final = 256
 """A run is attended once for all when that saves reading this many keys: a call and a join cost about as much."""
-WORTH_SHARING_NATIVELY: Final = 256
-"""The same for a kernel that takes all parts in one call."""
+WORTH_SHARING_NATIVELY: Final = 64
+"""The same where a kernel takes all parts in one call: two sequences with a run of 64 keys take as long either way."""
 
 
 @dataclass(frozen=True, slots=True)

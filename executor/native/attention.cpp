@@ -232,89 +232,115 @@ void attend_part(
   }
 }
 
+// Which rows and runs each part has, as the tensors say it.
+struct Parts {
+  at::ArrayRef<int64_t> rows, row_starts, runs, run_starts;
+
+  int64_t size() const { return static_cast<int64_t>(row_starts.size()) - 1; }
+  int64_t first_row(int64_t part) const { return row_starts[part]; }
+  int64_t rows_in(int64_t part) const { return row_starts[part + 1] - row_starts[part]; }
+  at::ArrayRef<int64_t> rows_of(int64_t part) const { return rows.slice(first_row(part), rows_in(part)); }
+  at::ArrayRef<int64_t> runs_of(int64_t part) const {
+    return runs.slice(2 * run_starts[part], 2 * (run_starts[part + 1] - run_starts[part]));
+  }
+};
+
+// Joins the parts of each row. A part's results lie together for each head of keys: [part][kv_head][row][group].
+void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& results, float* output) {
+  const int64_t heads = step.kv_heads * step.group, dim = step.dim;
+  std::vector<int64_t> last(tokens, -1), before(parts.rows.size()), part_of(parts.rows.size());
+  for (int64_t part = 0; part < parts.size(); ++part)
+    for (int64_t entry = parts.first_row(part); entry < parts.row_starts[part + 1]; ++entry) {
+      part_of[entry] = part;
+      before[entry] = last[parts.rows[entry]];
+      last[parts.rows[entry]] = entry;
+    }
+  for (int64_t row = 0; row < tokens; ++row) {
+    if (last[row] < 0) continue;
+    for (int64_t head = 0; head < heads; ++head) {
+      const auto place = [&](int64_t entry) {
+        const int64_t part = part_of[entry], first = parts.first_row(part);
+        return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
+            head % step.group;
+      };
+      float largest = kNothing, total = 0.0f;
+      for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
+      float* to = output + (row * heads + head) * dim;
+      std::fill(to, to + dim, 0.0f);
+      for (int64_t e = last[row]; e >= 0; e = before[e]) {
+        const int64_t at = place(e);
+        const float weight = std::exp(results.maximum[at] - largest);
+        total += weight * results.sum[at];
+        for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+      }
+      for (int64_t d = 0; d < dim; ++d) to[d] /= total;
+    }
+  }
+}
+
 at::ArrayRef<int64_t> numbers(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK(
-      tensor.scalar_type() == at::kLong && tensor.is_contiguous() && tensor.device().is_cpu(),
-      name, " must be contiguous int64 on the CPU");
+  TORCH_CHECK(tensor.scalar_type() == at::kLong && tensor.is_contiguous() && tensor.is_cpu(), name, " are no int64");
   return {tensor.const_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
+}
+
+// Everything that becomes an address is looked at first.
+void check(const Parts& parts, int64_t tokens, int64_t slots) {
+  const auto ascend = [](at::ArrayRef<int64_t> starts, size_t end) {
+    return !starts.empty() && starts.front() == 0 && starts.back() == static_cast<int64_t>(end) &&
+        std::is_sorted(starts.begin(), starts.end());
+  };
+  TORCH_CHECK(ascend(parts.row_starts, parts.rows.size()), "row_starts do not fit rows");
+  TORCH_CHECK(ascend(parts.run_starts, parts.runs.size() / 2) && parts.runs.size() % 2 == 0, "run_starts do not fit");
+  TORCH_CHECK(parts.row_starts.size() == parts.run_starts.size(), "row_starts and run_starts differ in length");
+  for (const int64_t row : parts.rows) TORCH_CHECK(row >= 0 && row < tokens, "a row that is none: ", row);
+  for (size_t i = 0; i < parts.runs.size(); i += 2)
+    TORCH_CHECK(
+        parts.runs[i] >= 0 && parts.runs[i] < slots && parts.runs[i + 1] > 0 && parts.runs[i + 1] <= slots - parts.runs[i],
+        "a run outside the pool: ", parts.runs[i], ", ", parts.runs[i + 1]);
 }
 
 // query [heads, tokens, dim], keys and values [slots, kv_heads, dim], output [tokens, heads, dim], all float32.
 // Part p has the queries rows[row_starts[p] : row_starts[p + 1]] and the runs[run_starts[p] : run_starts[p + 1]], each
 // of which is [first slot, slots]. Writes the rows of output that some part has, and no other.
 void attend(
-    const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
-    const at::Tensor& rows_, const at::Tensor& row_starts_, const at::Tensor& runs_, const at::Tensor& run_starts_,
-    double scale, at::Tensor& output) {
-  const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2);
-  const int64_t slots = keys.size(0), kv_heads = keys.size(1), group = heads / kv_heads;
+    const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& rows,
+    const at::Tensor& row_starts, const at::Tensor& runs, const at::Tensor& run_starts, double scale,
+    at::Tensor& output) {
   for (const at::Tensor& each : {query, keys, values, output})
-    TORCH_CHECK(each.scalar_type() == at::kFloat && each.device().is_cpu() && each.dim() == 3, "not float32 [., ., .]");
-  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && output.is_contiguous() && query.stride(2) == 1);
-  TORCH_CHECK(keys.sizes() == values.sizes() && keys.size(2) == dim && heads % kv_heads == 0 && dim % kLanes == 0);
-  TORCH_CHECK(output.size(0) == tokens && output.size(1) == heads && output.size(2) == dim);
-  const auto rows = numbers(rows_, "rows"), row_starts = numbers(row_starts_, "row_starts");
-  const auto runs = numbers(runs_, "runs"), run_starts = numbers(run_starts_, "run_starts");
-  const int64_t parts = static_cast<int64_t>(row_starts.size()) - 1, entries = static_cast<int64_t>(rows.size());
-  TORCH_CHECK(parts >= 0 && run_starts.size() == row_starts.size());
-  for (const int64_t row : rows) TORCH_CHECK(row >= 0 && row < tokens, "a row that is none");
-  for (size_t i = 0; i < runs.size(); i += 2)
-    TORCH_CHECK(runs[i] >= 0 && runs[i + 1] > 0 && runs[i] + runs[i + 1] <= slots, "a run outside the pool");
+    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_cpu() && each.dim() == 3, "tensors must be float32, of three");
+  const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), kv_heads = keys.size(1);
+  TORCH_CHECK(
+      keys.is_contiguous() && values.is_contiguous() && output.is_contiguous() && query.stride(2) == 1 &&
+          keys.sizes() == values.sizes() && keys.size(2) == dim && kv_heads > 0 && heads % kv_heads == 0 &&
+          dim > 0 && dim % kLanes == 0 && output.sizes() == at::IntArrayRef({tokens, heads, dim}),
+      "shapes do not fit together");
+  const Parts parts{
+      numbers(rows, "rows"), numbers(row_starts, "row_starts"), numbers(runs, "runs"),
+      numbers(run_starts, "run_starts")};
+  check(parts, tokens, keys.size(0));
 
   const Step step{
       query.const_data_ptr<float>(), query.stride(0), query.stride(1), keys.const_data_ptr<float>(),
-      values.const_data_ptr<float>(), kv_heads, group, dim, static_cast<float>(scale)};
-  static thread_local std::vector<float> results;  // per entry and head: maximum, sum; then the outputs
-  results.resize(std::max<size_t>(results.size(), entries * heads * (dim + 2)));
-  float* maxima = results.data();
-  float* sums = maxima + entries * heads;
-  float* outputs = sums + entries * heads;
+      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim, static_cast<float>(scale)};
+  static thread_local std::vector<float> memory;  // kept from call to call, as all scratch is: new pages cost more
+  const size_t queries = parts.rows.size() * heads;
+  memory.resize(std::max(memory.size(), queries * (dim + 2)));
+  const Partial results{memory.data(), memory.data() + queries, memory.data() + 2 * queries};
 
+  // Threads take the next task when they are done with one: tasks differ in size, and other programs take CPUs away.
   std::atomic<int64_t> next{0};
-  const int64_t tasks = parts * kv_heads;
+  const int64_t tasks = parts.size() * kv_heads;
   at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks), 1, [&](int64_t, int64_t) {
     static thread_local Scratch scratch;
     for (int64_t task = next++; task < tasks; task = next++) {
       const int64_t part = task / kv_heads, kv_head = task % kv_heads;
-      const int64_t first = row_starts[part], count = row_starts[part + 1] - first;
-      // a part's queries of one head of keys lie together: [entry's part][kv_head][row][group]
-      const int64_t at = first * heads + kv_head * count * group;
+      const int64_t at = parts.first_row(part) * heads + kv_head * parts.rows_in(part) * step.group;
       attend_part(
-          step, kv_head, rows.slice(first, count),
-          runs.slice(2 * run_starts[part], 2 * (run_starts[part + 1] - run_starts[part])), scratch,
-          Partial{maxima + at, sums + at, outputs + at * dim});
+          step, kv_head, parts.rows_of(part), parts.runs_of(part), scratch,
+          {results.maximum + at, results.sum + at, results.output + at * dim});
     }
   });
-
-  // The entries of each row, as lists: the parts of a row are joined in their order.
-  std::vector<int64_t> head(tokens, -1), after(entries, -1), part_of(entries);
-  for (int64_t part = 0; part < parts; ++part)
-    for (int64_t e = row_starts[part]; e < row_starts[part + 1]; ++e) part_of[e] = part;
-  for (int64_t e = entries; e-- > 0;) {
-    after[e] = head[rows[e]];
-    head[rows[e]] = e;
-  }
-  float* to = output.mutable_data_ptr<float>();
-  for (int64_t row = 0; row < tokens; ++row) {
-    if (head[row] < 0) continue;
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto place = [&](int64_t e) {
-        const int64_t first = row_starts[part_of[e]], count = row_starts[part_of[e] + 1] - first;
-        return first * heads + (h / group) * count * group + (e - first) * group + h % group;
-      };
-      float largest = kNothing, total = 0.0f;
-      for (int64_t e = head[row]; e >= 0; e = after[e]) largest = std::max(largest, maxima[place(e)]);
-      float* into = to + (row * heads + h) * dim;
-      std::fill(into, into + dim, 0.0f);
-      for (int64_t e = head[row]; e >= 0; e = after[e]) {
-        const int64_t at = place(e);
-        const float weight = std::exp(maxima[at] - largest);
-        total += weight * sums[at];
-        for (int64_t d = 0; d < dim; ++d) into[d] += weight * outputs[at * dim + d];
-      }
-      for (int64_t d = 0; d < dim; ++d) into[d] /= total;
-    }
-  }
+  join(step, parts, tokens, results, output.mutable_data_ptr<float>());
 }
 
 }  // namespace

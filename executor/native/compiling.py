@@ -1,6 +1,6 @@
 """The process that compiles the kernel with torch's own extension builder, loads it, and proves it.
 
-    python -m executor.native.compiling DIRECTORY NAME FLAG...
+    python -m executor.native.compiling SOURCE DIRECTORY NAME FLAG...
 
 Leaves NAME.so in DIRECTORY. What goes wrong is on its output, and its exit code 1.
 """
@@ -14,7 +14,6 @@ from typing import Final
 from torch.utils import cpp_extension
 
 from executor.native.kernel import NativeKernel, NoKernelError, prove
-from executor.native.library import SOURCE
 
 _WIDTHS: Final = (16, 64, 80, 128)
 """Widths of heads: each model's own is proven where it is served."""
@@ -22,11 +21,11 @@ _WIDTHS: Final = (16, 64, 80, 128)
 
 def main() -> int:
     """Returns the exit code."""
-    directory, name, *flags = sys.argv[1:]
+    source, directory, name, *flags = sys.argv[1:]
     try:
         cpp_extension.load(
             name=name,
-            sources=[str(SOURCE)],
+            sources=[source],
             extra_cflags=flags,
             extra_ldflags=["-fopenmp"],
             build_directory=directory,

@@ -113,10 +113,10 @@ def _build_there(library: Path, stopped: threading.Event) -> None:
 
 def _compile(name: str, directory: Path, stopped: threading.Event) -> None:
     """In a process of its own, since a kernel that crashes must crash that, behind all that serves."""
-    root = str(SOURCE.parents[2])
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(  # noqa: S603 -- our own program
-        [sys.executable, "-m", "executor.native.compiling", str(directory), name, *compiler_flags()],
+        [sys.executable, "-m", "executor.native.compiling", str(SOURCE), str(directory), name, *compiler_flags()],
         env={**os.environ, "PATH": _search_path(), "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -140,7 +140,8 @@ def _compile(name: str, directory: Path, stopped: threading.Event) -> None:
                 raise NoKernelError("its build was stopped" if stopped.is_set() else "its build did not end") from None
     if process.returncode != 0:
         log.debug("building the native attention kernel failed:\n%s", output)
-        raise NoKernelError(f"its build failed: {_reason(output)}")
+        ended = f"it ended by signal {-process.returncode}" if process.returncode < 0 else _reason(output)
+        raise NoKernelError(f"its build failed: {ended}")
 
 
 def _reason(output: str) -> str:
