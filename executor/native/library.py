@@ -38,6 +38,7 @@ _FLAGS: Final = {
 """What makes ATen's vectors those of a CPU, by torch's names for kinds of them."""
 _LOOK_SECONDS: Final = 0.2
 _BUILD_SECONDS: Final = 900.0  # a minute at most, if it had the CPU for itself
+_END_SECONDS: Final = 5.0
 _LOWEST_PRIORITY: Final = 19
 _OTHERS_MAY_WRITE: Final = 0o022
 
@@ -135,13 +136,23 @@ def _compile(name: str, directory: Path, stopped: threading.Event) -> None:
         except subprocess.TimeoutExpired:
             left -= _LOOK_SECONDS
             if stopped.is_set() or left <= 0:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                _end(process)
                 raise NoKernelError("its build was stopped" if stopped.is_set() else "its build did not end") from None
     if process.returncode != 0:
         log.debug("building the native attention kernel failed:\n%s", output)
         ended = f"it ended by signal {-process.returncode}" if process.returncode < 0 else _reason(output)
         raise NoKernelError(f"its build failed: {ended}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a build's processes: politely first, since ninja has to end the compiler, which is in a group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_SECONDS)
+            return
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _reason(output: str) -> str:

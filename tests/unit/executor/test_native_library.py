@@ -94,7 +94,12 @@ class TestWhatKeepsItFromBeingBuilt:
 
 def test_a_build_that_is_stopped_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "slow-c++"
-    compiler.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 100\n")
+    compiler.write_text(
+        f"""#!/bin/sh
+case "$*" in *" -c "*) echo $$ >> {tmp_path}/pids; exec sleep 100;; esac
+exec c++ "$@"
+"""
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     stopped = threading.Event()
