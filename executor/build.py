@@ -16,6 +16,7 @@ from executor.mailbox import Outbox
 from executor.memory import build_cache, check_memory
 from executor.model import Model, choose_device, choose_dtype
 from executor.native.adoption import Adoption
+from executor.pace import step_tokens
 from executor.scheduler import SchedulerLimits
 from executor.service import ExecutorService
 from executor.translate import Translator
@@ -64,7 +65,13 @@ def build(
     engine = Engine(
         model,
         cache,
-        SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting),
+        SchedulerLimits(
+            settings.max_batch_tokens,
+            settings.max_running,
+            settings.max_waiting,
+            max_stall=settings.max_stall,
+            step_tokens=step_tokens(model),
+        ),
         metrics=metrics,
         retry_after_seconds=settings.retry_after_seconds,
         flush=outbox.flush,

@@ -180,6 +180,9 @@ class ExecutorSettings(ServerSettings):
     )
     block_size: Literal["auto"] | Positive = Field(default="auto", description="Tokens in a block of keys and values.")
     max_batch_tokens: Positive = Field(default=512, description="Tokens that one step may process.")
+    max_stall: float = Field(
+        default=2.0, gt=1, description="Times as long as without it that a step may take for a prompt beside answers."
+    )
     max_running: Positive = Field(default=32, description="Requests that decode together.")
     max_waiting: Positive = Field(default=256, description="Requests that may wait; more are refused.")
     prompt_timeout_seconds: float = Field(default=30.0, gt=0, description="Time that a caller has to send its prompt.")
