@@ -216,7 +216,7 @@ class Engine:
         if not rows:
             return
         try:
-            chosen = choose(logits[rows], sequences)
+            chosen = choose(logits if rows == list(range(len(works))) else logits[rows], sequences)
         except Exception:
             log.exception("choosing tokens for %d sequences failed", len(sequences))
             self.jobs.fail({sequence.job for sequence in sequences}, _step_failed())
