@@ -28,7 +28,7 @@ constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kColumns = kLanes >= 16 ? 4 : 2;  // vectors of a tile: AVX-512 has 32 registers, others half of that
 constexpr int64_t kRows = 4;                        // queries of a tile
 constexpr int64_t kBlock = 64;                      // keys between two looks at the maximum
-constexpr int64_t kFew = 8;                         // queries up to which transposing the keys costs more than it saves
+constexpr int64_t kFew = 12;                        // queries up to which transposing the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
