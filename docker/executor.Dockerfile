@@ -1,6 +1,7 @@
 # The executor: torch, transformers and the KV tree.
 # Build from the repository's root: docker build --file docker/executor.Dockerfile --tag hermes-executor .
-# For a CPU: --build-arg TORCH_INDEX=URL of an index that has torch without CUDA.
+# For a CPU: --build-arg TORCH_INDEX=URL of an index that has torch without CUDA, and --build-arg COMPILER=g++, with which
+# an executor compiles its attention kernel into HERMES_CACHE; without a compiler torch's attention serves.
 FROM python:3.11.14-slim-bookworm AS build
 ARG TORCH_INDEX=""
 WORKDIR /src
@@ -27,13 +28,18 @@ ENV PATH=/opt/hermes/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HERMES_CACHE=/var/cache/hermes
 WORKDIR /var/cache/hermes
-USER 10001
 
 FROM base AS model
+USER 10001
 COPY --from=build-model /opt/hermes /opt/hermes
 ENTRYPOINT ["hermes", "model", "prepare"]
 
 FROM base AS executor
+ARG COMPILER=""
+# hadolint ignore=DL3008
+RUN if [ -n "$COMPILER" ]; then apt-get update && apt-get install --yes --no-install-recommends "$COMPILER" \
+    && rm -rf /var/lib/apt/lists/*; fi
+USER 10001
 COPY --from=build /opt/hermes /opt/hermes
 EXPOSE 50052
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s CMD ["hermes", "health", "hermes.v1.Executor"]

@@ -90,6 +90,7 @@ class ExecutorApplication:
         if self._endpoint is not None:
             await asyncio.to_thread(self._endpoint.close)
         if self._executor is not None:
+            await asyncio.to_thread(self._executor.adoption.close)
             await asyncio.to_thread(self._executor.engine.stop)
 
 

@@ -15,11 +15,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+if TYPE_CHECKING:
+    from executor.native.kernel import DecodeCall
 
 ATTENTION_NAME: Final = "hermes"
 
@@ -57,12 +60,17 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How one step attends, for every layer alike: `own` covers each query once, `shared` adds to some of them."""
+    """How one step attends, for every layer alike.
+
+    `own` and `decode` cover each query once between them, `shared` adds to some of those in `own`.
+    """
 
     slots: Tensor
     """`[T]` int64: the pool row that each of the step's tokens writes its key and value to."""
     own: Sequence[AttentionCall]
     shared: Sequence[AttentionCall] = ()
+    decode: DecodeCall | None = None
+    """The decoding rows with all their keys, where there is a kernel for them."""
 
 
 class StepCache:
@@ -96,6 +104,8 @@ def attend_step(plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor
     """Carries out a plan for one layer: query `[heads, T, head_dim]` in, output `[T, heads, head_dim]` out."""
     heads, tokens, head_dim = query.shape
     output = query.new_empty(tokens, heads, head_dim)
+    if plan.decode is not None:
+        plan.decode.kernel.attend(query, keys, values, plan.decode.parts, scale=scale, output=output)
     weight = query.new_empty(tokens, heads, dtype=torch.float32) if plan.shared else None  # log-sum-exp of each row
     for call in plan.own:
         part, part_weight = _attend(call, query, keys, values, scale)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from executor.attention import AttentionCall, AttentionPlan
+from executor.native.kernel import DecodeCall, DecodeKernel
+from executor.native.parts import Stretch, cut, runs_of
 from executor.requests import Sequence
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-# A run is attended once for all when that saves reading this many keys: a call and a join cost about as much.
-_WORTH_SHARING_KEYS: Final = 256
+WORTH_SHARING: Final = 256
+"""A run is attended once for all when that saves reading this many keys: a call and a join cost about as much."""
+WORTH_SHARING_NATIVELY: Final = 64
+"""The same where a kernel takes all parts in one call: two sequences with a run of 64 keys take as long either way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,17 @@ class SharedRun(NamedTuple):
     last: int
 
 
-def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Lays the works out one behind the other and plans their attention."""
+def pack(
+    works: Rows[Work],
+    block_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernel: DecodeKernel | None = None,
+) -> Batch:
+    """Lays the works out one behind the other and plans their attention.
+
+    kernel: what attends the works of one token, all in one call; else they are calls like the others.
+    """
     if not works:
         raise ValueError("a step needs work")
     tables = [np.asarray(work.sequence.held.table, dtype=np.int64) for work in works]
@@ -79,45 +92,56 @@ def pack(works: Rows[Work], block_size: int, device: torch.device, dtype: torch.
     slots = np.concatenate([_slots(table, w.start, w.end, block_size) for w, table in zip(works, tables, strict=True)])
 
     decodes = {i: work.sequence.held.path for i, work in enumerate(works) if work.count == 1}
-    runs = list(shared_runs(decodes, block_size))
+    runs = list(shared_runs(decodes, block_size, WORTH_SHARING if kernel is None else WORTH_SHARING_NATIVELY))
     covered = [0] * len(works)  # keys of each work that shared runs read; those of one work come in order, without gaps
     for run in runs:
         for i in run.works:
             covered[i] = run.last * block_size
 
+    def rows(work: int) -> slice:
+        return slice(int(ends[work]) - works[work].count, int(ends[work]))
+
     def keys(work: int, start: int, end: int) -> slice | Tensor:
         return stretch(_slots(tables[work], start, end, block_size), device)
 
-    own = [
-        _own_call(work, slice(int(end) - work.count, int(end)), keys(i, covered[i], work.end), device, dtype)
-        for i, (work, end) in enumerate(zip(works, ends, strict=True))
-    ]
-    shared = [
-        AttentionCall(
-            rows=torch.from_numpy(ends[list(run.works)] - 1).to(device),
-            slots=keys(run.works[0], run.first * block_size, run.last * block_size),
-        )
-        for run in runs
-    ]
+    def read(readers: Rows[int], start: int, end: int) -> Stretch:
+        return Stretch([int(ends[i]) - 1 for i in readers], runs_of(tables[readers[0]], start, end, block_size))
+
+    own = [_chunk(work, rows(i), keys(i, 0, work.end), device, dtype) for i, work in enumerate(works) if work.count > 1]
+    shared: list[AttentionCall] = []
+    decode: DecodeCall | None = None
+    if kernel is None:
+        own += [AttentionCall(rows(i), keys(i, covered[i], works[i].end)) for i in decodes]
+        shared += [
+            AttentionCall(
+                rows=torch.from_numpy(ends[list(run.works)] - 1).to(device),
+                slots=keys(run.works[0], run.first * block_size, run.last * block_size),
+            )
+            for run in runs
+        ]
+    elif decodes:
+        once = [read(run.works, run.first * block_size, run.last * block_size) for run in runs]
+        alone = [read([i], covered[i], works[i].end) for i in decodes]
+        decode = DecodeCall(kernel, cut([*once, *alone]))  # the largest first, so that no thread is left with one
     return Batch(
         token_ids=torch.from_numpy(token_ids).to(device)[None],
         positions=torch.from_numpy(positions).to(device)[None],
         last_rows=torch.from_numpy(ends - 1).to(device),
-        plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared),
+        plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared, decode),
     )
 
 
-def shared_runs(paths: Mapping[int, Rows[Node]], block_size: int) -> Iterator[SharedRun]:
+def shared_runs(paths: Mapping[int, Rows[Node]], block_size: int, worth: int) -> Iterator[SharedRun]:
     """Finds the runs of nodes that are worth attending once, walking down the tree from the groups that part in it.
 
     `paths` are the tree nodes that each work's sequence stands on, root first. The runs of one work never overlap, and
-    come in order without gaps.
+    come in order without gaps. A run is worth it that saves reading `worth` keys.
     """
     groups = [(list(paths), 0)] if paths else []
     while groups:
         members, first = groups.pop()
         last = _parting([paths[i] for i in members], first)
-        pays = (last - first) * block_size * (len(members) - 1) >= _WORTH_SHARING_KEYS
+        pays = (last - first) * block_size * (len(members) - 1) >= worth
         if pays:
             yield SharedRun(tuple(members), first, last)
         parted: defaultdict[int, list[int]] = defaultdict(list)
@@ -143,10 +167,8 @@ def stretch(slots: Slots, device: torch.device) -> slice | Tensor:
     return torch.from_numpy(slots).to(device)
 
 
-def _own_call(work: Work, rows: slice, keys: slice | Tensor, device: torch.device, dtype: torch.dtype) -> AttentionCall:
-    """What a work's queries attend by themselves: all of the keys, or for a chunk those up to each query's own."""
-    if work.count == 1:
-        return AttentionCall(rows, keys)
+def _chunk(work: Work, rows: slice, keys: slice | Tensor, device: torch.device, dtype: torch.dtype) -> AttentionCall:
+    """A chunk's queries against all keys of its sequence: each of them up to its own."""
     if work.start == 0:
         return AttentionCall(rows, keys, causal=True)
     # The kernels' own causal mask starts at the top left, which is wrong for a chunk that goes on.

@@ -15,6 +15,8 @@ from executor.engine import Engine
 from executor.mailbox import Outbox
 from executor.memory import build_cache, check_memory
 from executor.model import Model, choose_device, choose_dtype
+from executor.native.adoption import Adoption
+from executor.pace import step_tokens
 from executor.scheduler import SchedulerLimits
 from executor.service import ExecutorService
 from executor.translate import Translator
@@ -30,6 +32,7 @@ class Executor(NamedTuple):
     """What a running executor consists of."""
 
     engine: Engine
+    adoption: Adoption
     service: ExecutorService
     admin: ExecutorAdminService
     metrics: ExecutorMetrics
@@ -62,13 +65,21 @@ def build(
     engine = Engine(
         model,
         cache,
-        SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting),
+        SchedulerLimits(
+            settings.max_batch_tokens,
+            settings.max_running,
+            settings.max_waiting,
+            max_stall=settings.max_stall,
+            step_tokens=step_tokens(model),
+        ),
         metrics=metrics,
         retry_after_seconds=settings.retry_after_seconds,
         flush=outbox.flush,
         on_death=on_death,
     )
     metrics.watch(lambda: engine.load)
+    adoption = Adoption(settings.cpu_attention, model.layout, engine.adopt)
+    adoption.begin()
     info = _describe(settings, directory, model, cache.block_size)
     translator = Translator(
         vocab_size=model.vocab_size,
@@ -87,7 +98,7 @@ def build(
         bytes_per_token=model.layout.bytes_per_token,
         show_prompts=settings.show_prompts,
     )
-    return Executor(engine, service, admin, metrics)
+    return Executor(engine, adoption, service, admin, metrics)
 
 
 def _describe(

@@ -23,6 +23,7 @@ from executor.events import Deliver, FinishReason
 from executor.jobs import Jobs
 from executor.kv.cache import KVCache
 from executor.model import Model
+from executor.native.kernel import DecodeKernel
 from executor.requests import Job, Request, Sequence
 from executor.scheduler import Scheduler, SchedulerLimits
 from shared.errors import HermesError, internal, invalid_argument, resource_exhausted, unavailable
@@ -64,6 +65,8 @@ class Engine:
             context_length=model.context_length,
             retry_after_seconds=retry_after_seconds,
         )
+        self.kernel: DecodeKernel | None = None
+        """What attends the decoding sequences, where it is not torch; changes between two steps."""
         self._model = model
         self._flush = flush
         self._on_death = on_death
@@ -139,6 +142,10 @@ class Engine:
         self._put(run)
         return future
 
+    def adopt(self, kernel: DecodeKernel) -> None:
+        """Gives the engine another kernel from its next step on. Raises what the engine ended with, if it has."""
+        self._put(lambda: setattr(self, "kernel", kernel))
+
     def step(self) -> bool:
         """Takes what is in the inbox and runs one step. Returns whether requests are left."""
         self._stepping_since = time.monotonic()
@@ -164,7 +171,7 @@ class Engine:
         """Runs a step on the model. One that fails publishes nothing; its halves run anew, down to the one at fault."""
         pool, model = self.cache.pool, self._model
         try:
-            batch = pack(works, pool.block_size, model.device, model.dtype)
+            batch = pack(works, pool.block_size, model.device, model.dtype, self.kernel)
             logits = model.forward(batch, pool.keys, pool.values)
             # A key that is no number makes every later logit that, so a chunk is judged by its last token.
             sound = logits.amax(-1).isfinite().tolist()
@@ -209,7 +216,7 @@ class Engine:
         if not rows:
             return
         try:
-            chosen = choose(logits[rows], sequences)
+            chosen = choose(logits if rows == list(range(len(works))) else logits[rows], sequences)
         except Exception:
             log.exception("choosing tokens for %d sequences failed", len(sequences))
             self.jobs.fail({sequence.job for sequence in sequences}, _step_failed())

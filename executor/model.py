@@ -96,9 +96,12 @@ class Model:
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Rows[Tensor], values: Rows[Tensor]) -> Tensor:
         """Runs a step over the pool's `keys` and `values`; returns `[works, vocab]` float32 logits."""
-        cache = StepCache(keys, values, batch.plan)
+        return self.run(batch.token_ids, batch.positions, batch.last_rows, StepCache(keys, values, batch.plan))
+
+    def run(self, token_ids: Tensor, positions: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
+        """One forward over `[1, T]` ids and positions; returns the logits of `rows`, `[rows, vocab]` float32."""
         with running(cache):
-            return self._run(batch.token_ids, batch.positions, batch.last_rows, cache)
+            return self._run(token_ids, positions, rows, cache)
 
 
 def _require_all(missing: Collection[str]) -> None:

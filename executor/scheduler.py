@@ -1,9 +1,12 @@
 """Who runs in the next step, and on which tokens: continuous batching with chunked prefill.
 
 Every running sequence that decodes gets its token; what is left of the step's token budget goes to prefill chunks, in
-order of arrival, ending on block boundaries. Waiting sequences hold no blocks. One is admitted when what it needs fits
-beside what the running ones have been promised. When a running sequence can get no block all the same, the youngest
-gives way: it publishes what it has computed, waits at the head of the queue, and picks its blocks up from the tree.
+order of arrival, ending on block boundaries. Beside answers it is only so much that they do not stall: less, the fewer
+prompts there are to be computed for each of them.
+
+Waiting sequences hold no blocks. One is admitted when what it needs fits beside what the running ones have been
+promised. When a running sequence can get no block all the same, the youngest gives way: it publishes what it has
+computed, waits at the head of the queue, and picks its blocks up from the tree.
 
 A waiting sequence is matched anew each step, and left to wait while the next block that it needs is one that a running
 prefill is about to publish. Nothing is registered for that: when the owner is done, fails or goes away, the next look
@@ -12,6 +15,7 @@ says so by itself.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +41,17 @@ class SchedulerLimits:
     """Tokens that a step runs at most; each decoding sequence takes one of them."""
     max_running: int
     max_waiting: int
+    max_stall: float = math.inf
+    """How many times as long as without them a step may take for the prompts in it, while as many answers run as
+    prompts are to be computed; where more prompts are, in proportion."""
+    step_tokens: float = math.inf
+    """How many tokens' time a step takes before its first token."""
+
+    def prompt_tokens(self, answers: int, prompts: int) -> float:
+        """How many tokens of prompts a step may run beside so many answers."""
+        if not answers:
+            return math.inf
+        return (self.max_stall - 1.0) * (self.step_tokens + answers) * max(1.0, prompts / answers)
 
 
 class Scheduler:
@@ -109,6 +124,10 @@ class Scheduler:
         budget = self._limits.max_batch_tokens
         decoding = [sequence for sequence in self.running if sequence.remaining == 1]
         prefilling = [sequence for sequence in self.running if sequence.remaining > 1]
+        beside = self._limits.prompt_tokens(len(decoding), len(prefilling) + len(self.waiting))
+        if beside < budget:  # a block at least, or a long prompt would never end
+            size = self._cache.block_size
+            budget = min(budget, len(decoding) + max(round(beside / size), 1) * size)
         for sequence in decoding + prefilling:
             count = self._chunk(sequence, budget)
             if count and self._reserve(sequence, count, plan):

@@ -23,6 +23,7 @@ _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", re.IGNORECASE)
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CpuLinear = Literal["auto", "dense", "fp16"]
+CpuAttention = Literal["auto", "native", "torch"]
 
 
 class ServerSettings(BaseSettings):
@@ -177,12 +178,19 @@ class ExecutorSettings(ServerSettings):
         default="auto",
         description="Linears on a CPU: dense is exact, fp16 rounds their weights; auto is fp16 where faster and safe.",
     )
+    cpu_attention: CpuAttention = Field(
+        default="auto",
+        description="Attention of answers on a CPU: a kernel compiled here, or torch; auto is native where it can be.",
+    )
     kv_memory: str = Field(
         default="1GiB",
         description='Memory for keys and values: "4GiB", or "0.8" for a share of what is free on the GPU.',
     )
     block_size: Literal["auto"] | Positive = Field(default="auto", description="Tokens in a block of keys and values.")
     max_batch_tokens: Positive = Field(default=512, description="Tokens that one step may process.")
+    max_stall: float = Field(
+        default=2.0, gt=1, description="Times as long as without it that a step may take for a prompt beside answers."
+    )
     max_running: Positive = Field(default=32, description="Requests that decode together.")
     max_waiting: Positive = Field(default=256, description="Requests that may wait; more are refused.")
     prompt_timeout_seconds: float = Field(default=30.0, gt=0, description="Time that a caller has to send its prompt.")

@@ -2,8 +2,10 @@
 
     make bench-engine
 
-Decode: one token for each of 1, 8 and 32 sequences that share 500 tokens and have 150 of their own.
+Decode: one token for each of 1, 8 and 32 sequences that share 500 tokens and have 150 of their own, and of 8 that have
+650 of their own. On a CPU with the native attention kernel, and without it.
 Prefill: a prompt of 600 tokens, cold, and with 500 of them in the prefix tree.
+Stall: the time from token to token of 8 answers while a prompt of 2,000 tokens is computed beside them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,14 +26,20 @@ from executor.engine import Engine
 from executor.kv.node import Scope
 from executor.memory import build_cache
 from executor.model import Model, choose_device, choose_dtype
-from executor.requests import Request, Sampling, Stopping
+from executor.native import library
+from executor.native.kernel import DecodeKernel, NativeKernel, NoKernelError, require_fit
+from executor.pace import step_tokens
+from executor.requests import Job, Request, Sampling, Stopping
 from executor.scheduler import SchedulerLimits
 from shared.metrics import ExecutorMetrics
 from shared.models import prepare
 from shared.settings import DEFAULT_MODEL, ExecutorSettings
 
-SHARED, OWN, PROMPT, CACHED = 500, 150, 600, 500
-BATCHES = (1, 8, 32)
+PROMPT, CACHED = 600, 500
+SHARED, OWN = 500, 150
+ANSWERS, LONG = 8, 2000
+DECODES = ((1, SHARED, OWN), (8, SHARED, OWN), (32, SHARED, OWN), (8, 0, SHARED + OWN))
+"""How many sequences, tokens that they share, tokens of each one's own."""
 
 
 class Bench:
@@ -41,45 +50,76 @@ class Bench:
         dtype = choose_dtype(settings.dtype, device)
         self.model = Model.load(directory, device, dtype, settings.cpu_linear)
         self.cache = build_cache(self.model.layout, settings)
-        limits = SchedulerLimits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
+        limits = SchedulerLimits(
+            settings.max_batch_tokens,
+            settings.max_running,
+            settings.max_waiting,
+            max_stall=settings.max_stall,
+            step_tokens=step_tokens(self.model),
+        )
         self.engine = Engine(self.model, self.cache, limits, metrics=ExecutorMetrics("bench"))
         self.peer = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        self.kernels = _kernels(self.model)
+        """torch's own, then what there is besides."""
         self.random = random.Random(1)
 
     def words(self, count: int) -> list[int]:
         return [self.random.randrange(self.model.vocab_size) for _ in range(count)]
 
-    def submit(self, prompt: Sequence[int], tokens: int) -> None:
+    def submit(self, prompt: Sequence[int], tokens: int) -> Job:
         request = Request(
             tuple(prompt), Sampling(temperature=0.0), Stopping(max_tokens=tokens), Scope("", "bench", "full")
         )
-        self.engine.submit(request, lambda _: None)
+        return self.engine.submit(request, lambda _: None)
 
     def drain(self) -> None:
         while self.engine.step():
             pass
 
-    def decode(self, batch: int, steps: int) -> float:
-        """Median seconds of a decode step of the engine."""
-        head = self.words(SHARED)
-        self.submit(head, 1)
-        self.drain()
+    def decode(self, batch: int, shared: int, own: int, steps: int) -> list[float]:
+        """Median seconds of a decode step of the engine, with each of the kernels in turn."""
+        self._answer(batch, shared, own, len(self.kernels) * steps + 50)
+        times: list[list[float]] = [[] for _ in self.kernels]
+        for _ in range(steps):
+            for kernel, taken in zip(self.kernels, times, strict=True):
+                self.engine.kernel = kernel
+                taken.append(self._timed(self.engine.step))
+        self._leave()
+        return [statistics.median(taken) for taken in times]
+
+    def stall(self, steps: int) -> list[float]:
+        """95th percentiles of the seconds from token to token of ANSWERS answers: alone, and while a prompt runs."""
+        self.engine.kernel = self.kernels[-1]
+        self._answer(ANSWERS, SHARED, OWN, 4000)
+        alone = [self._timed(self.engine.step) for _ in range(steps)]
+        prompt = self.submit(self.words(LONG), 1)
+        beside = [self._timed(self.engine.step)]
+        while prompt in self.engine.jobs:
+            beside.append(self._timed(self.engine.step))
+        self._leave()
+        return [statistics.quantiles(times, n=20, method="inclusive")[-1] for times in (alone, beside)]
+
+    def _answer(self, batch: int, shared: int, own: int, tokens: int) -> None:
+        """So many requests, all of which decode from now on."""
+        head = self.words(shared)
+        if head:
+            self.submit(head, 1)
+            self.drain()
         for _ in range(batch):
-            self.submit(head + self.words(OWN), steps + 50)
+            self.submit(head + self.words(own), tokens)
         self.engine.step()
         while any(job.samples[0].remaining > 1 or job.samples[0].blocks is None for job in self.engine.jobs):
             self.engine.step()
-        times = [self._timed(self.engine.step) for _ in range(steps)]
+
+    def _leave(self) -> None:
         for job in self.engine.jobs:
             self.engine.cancel(job)
         self.drain()
-        return statistics.median(times)
 
     @torch.inference_mode()
-    def peer_decode(self, batch: int, steps: int) -> float:
-        """Median seconds of a decode step of transformers with as many tokens in its cache."""
-        head = self.words(SHARED)
-        ids = torch.tensor([head + self.words(OWN) for _ in range(batch)], device=self.model.device)
+    def peer_decode(self, batch: int, tokens: int, steps: int) -> float:
+        """Median seconds of a decode step of transformers with as many tokens of each sequence in its cache."""
+        ids = torch.tensor([self.words(tokens) for _ in range(batch)], device=self.model.device)
         output = self.peer(ids, use_cache=True, logits_to_keep=1)
 
         def step() -> None:
@@ -116,6 +156,17 @@ class Bench:
         return time.perf_counter() - begin
 
 
+def _kernels(model: Model) -> list[DecodeKernel | None]:
+    try:
+        require_fit(model.layout)
+        place = library.place()
+        library.build(place, threading.Event())
+        return [None, NativeKernel(place)]
+    except NoKernelError as reason:
+        print(f"no native attention kernel: {reason}")
+        return [None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -128,17 +179,25 @@ def main() -> None:
     bench = Bench(prepare(arguments.model, print), settings)
     bench.prefill(0, 1)
     rows: list[tuple[str, float, float]] = []
-    for batch in BATCHES:
-        ours = bench.decode(batch, arguments.steps)
-        rows.append((f"decode, batch {batch}", ours, bench.peer_decode(batch, arguments.steps)))
+    for batch, shared, own in DECODES:
+        ours = bench.decode(batch, shared, own, arguments.steps)
+        theirs = bench.peer_decode(batch, shared + own, arguments.steps)
+        for attention, seconds in zip(("torch", "native"), ours, strict=False):
+            rows.append((f"decode {batch} x {shared} + {own}, {attention}", seconds, theirs))
     cold = bench.peer_prefill(arguments.repeats)
     rows.append((f"prefill {PROMPT}, cold", bench.prefill(0, arguments.repeats), cold))
     rows.append((f"prefill {PROMPT}, {CACHED} cached", bench.prefill(CACHED, arguments.repeats), cold))
-    print(f"\n{'':24}{'engine ms':>12}{'transformers ms':>18}{'ratio':>8}")
+    print(f"\n{'':32}{'engine ms':>12}{'transformers ms':>18}{'ratio':>8}")
     for name, ours, theirs in rows:
-        print(f"{name:24}{ours * 1e3:12.1f}{theirs * 1e3:18.1f}{ours / theirs:8.2f}")
+        print(f"{name:32}{ours * 1e3:12.1f}{theirs * 1e3:18.1f}{ours / theirs:8.2f}")
+    alone, beside = bench.stall(3 * arguments.steps)
+    print(
+        f"\n95th percentile from token to token of {ANSWERS} answers: {alone * 1e3:.1f} ms;"
+        f" beside a prompt of {LONG} tokens {beside * 1e3:.1f} ms, {beside / alone:.2f} times that"
+    )
     if arguments.json:
         figures = {name: {"engine_seconds": ours, "transformers_seconds": theirs} for name, ours, theirs in rows}
+        figures["stall"] = {"alone_seconds": alone, "beside_seconds": beside}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 

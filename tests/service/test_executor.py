@@ -1,5 +1,6 @@
 """The executor as a process of its own, with the real model, asked as an assembler would ask."""
 
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,12 @@ def refusal(stub, *requests: pb.ExecutorGenerateRequest):
 def words(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(20, 49152, (count,), generator=generator).tolist()
+
+
+def test_the_log_tells_whose_attention_decodes(executor):
+    assert executor.address
+    (line,) = [line for line in executor.log if "native" in line][:1]
+    assert re.search(r"attention of decoding sequences: (native \(AVX|torch's own, since)|building the native", line)
 
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128, 200, 256, 400, 511, 513, 1500)

@@ -1,5 +1,6 @@
 """Models of many families, tiny and with random weights."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from executor.native import library
+from executor.native.kernel import NativeKernel, NoKernelError
 
 Build = Callable[..., Any]
 
@@ -66,3 +70,16 @@ def save(build: Build, tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return make
+
+
+@pytest.fixture(scope="session")
+def native_kernel() -> NativeKernel:
+    """The kernel as this machine compiles it, once for all runs of the tests; there is none without a compiler."""
+    try:
+        place = library.place()
+        if not library.is_there(place):
+            library.require_tools()
+    except NoKernelError as reason:
+        pytest.skip(f"no native attention kernel: {reason}")
+    library.build(place, threading.Event())
+    return NativeKernel(place)

@@ -1,33 +1,36 @@
 """A step's plan: which keys each query is given, whatever tree the sequences stand on."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from executor.attention import AttentionCall
-from executor.batch import _WORTH_SHARING_KEYS, Batch, SharedRun, Work, pack, shared_runs, stretch
+from executor.batch import WORTH_SHARING, WORTH_SHARING_NATIVELY, Batch, SharedRun, Work, pack, shared_runs, stretch
 from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool, KVLayout
+from executor.native.kernel import DecodeKernel
+from executor.native.parts import PART_KEYS, Parts
 from executor.requests import Job, Request, Sampling, Stopping
 from executor.requests import Sequence as Running
 
 CPU = torch.device("cpu")
 SCOPE = Scope("a", "model", "full")
 BLOCK = 16
-PAYS = _WORTH_SHARING_KEYS // BLOCK
+PAYS = WORTH_SHARING // BLOCK
 """Blocks that two sequences must share for it to pay."""
 
 
 def runs_of(*paths: Sequence[object]) -> set[SharedRun]:
     """Nodes are told apart by identity, so equal strings stand for the same node."""
-    return set(shared_runs(dict(enumerate(paths)), BLOCK))  # type: ignore[arg-type]
+    return set(shared_runs(dict(enumerate(paths)), BLOCK, WORTH_SHARING))  # type: ignore[arg-type]
 
 
 def nodes(name: str, count: int) -> list[object]:
@@ -133,8 +136,8 @@ class House:
         sequence.held.reserve(len(sequence.tokens))
         return sequence
 
-    def pack(self, works: Sequence[Work]) -> Batch:
-        return pack(works, self.cache.block_size, CPU, torch.float32)
+    def pack(self, works: Sequence[Work], kernel: DecodeKernel | None = None) -> Batch:
+        return pack(works, self.cache.block_size, CPU, torch.float32, kernel)
 
     def slots(self, sequence: Running, end: int) -> list[int]:
         size = self.cache.block_size
@@ -150,12 +153,25 @@ def seen(batch: Batch) -> list[Counter[int]]:
     queries = torch.arange(batch.token_ids.shape[1])
     pool = torch.arange(100_000)
     counts: list[Counter[int]] = [Counter() for _ in queries]
+    if batch.plan.decode is not None:
+        for query, run in reads_of(batch.plan.decode.parts):
+            counts[query].update(run)
     for call in [*batch.plan.own, *batch.plan.shared]:
         slots = pool[call.slots].tolist()
         assert slots, "the CPU kernel dies of a call without keys"
         for i, query in enumerate(queries[call.rows].tolist()):
             counts[query].update(slot for j, slot in enumerate(slots) if visible(call, i, j, len(slots)))
     return counts
+
+
+def reads_of(parts: Parts) -> Iterator[tuple[int, range]]:
+    """Which query reads which neighbouring slots."""
+    rows, row_starts, runs, run_starts = (tensor.tolist() for tensor in parts)
+    for part in range(len(row_starts) - 1):
+        of_part = runs[run_starts[part] : run_starts[part + 1]]
+        assert 0 < sum(length for _, length in of_part) <= PART_KEYS
+        for row in rows[row_starts[part] : row_starts[part + 1]]:
+            yield from ((row, range(first, first + length)) for first, length in of_part)
 
 
 def visible(call: AttentionCall, query: int, key: int, keys: int) -> bool:
@@ -167,9 +183,21 @@ def visible(call: AttentionCall, query: int, key: int, keys: int) -> bool:
     return True
 
 
-def is_right(house: House, works: Sequence[Work]) -> Batch:
+class NoKernel:
+    """Stands for a kernel in plans that nobody carries out."""
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, parts: Parts, *, scale: float, output: Tensor
+    ) -> None:
+        raise AssertionError("a plan is only made here")
+
+
+NO_KERNEL = NoKernel()
+
+
+def is_right(house: House, works: Sequence[Work], kernel: DecodeKernel | None = None) -> Batch:
     """Packs, and proves every part of the step."""
-    batch = house.pack(works)
+    batch = house.pack(works, kernel)
     sees, row, last = seen(batch), 0, []
     for work in works:
         slots = house.slots(work.sequence, work.end)
@@ -217,7 +245,7 @@ class TestPack:
 
     def test_decoding_forks_share_their_prefix_in_one_call(self) -> None:
         house = House()
-        prefix = list(range(_WORTH_SHARING_KEYS))
+        prefix = list(range(WORTH_SHARING))
         forks = [house.decoding([*prefix, 1000 + i, 7, 8]) for i in range(5)]
         batch = is_right(house, [next_token(fork) for fork in forks])
         (shared,) = batch.plan.shared
@@ -226,7 +254,7 @@ class TestPack:
 
     def test_a_prefill_beside_decodes_reads_the_prefix_by_itself(self) -> None:
         house = House()
-        prefix = list(range(_WORTH_SHARING_KEYS))
+        prefix = list(range(WORTH_SHARING))
         first, second = house.decoding([*prefix, 1]), house.decoding([*prefix, 2])
         third = house.open([*prefix, 3, 4, 5])
         works = [next_token(first), Work(third, third.computed, 3), next_token(second)]
@@ -236,10 +264,33 @@ class TestPack:
 
     def test_the_very_same_prompt_is_shared_up_to_its_own_last_block(self) -> None:
         house = House()
-        prompt = list(range(_WORTH_SHARING_KEYS))
+        prompt = list(range(WORTH_SHARING))
         works = [next_token(house.decoding(prompt)) for _ in range(3)]
         batch = is_right(house, works)
         assert len(batch.plan.shared) == 1
+
+    def test_a_kernel_is_given_all_that_decode_and_nothing_else(self) -> None:
+        house = House()
+        prefix = list(range(WORTH_SHARING_NATIVELY))
+        first, second = house.decoding([*prefix, 1, 2]), house.decoding([*prefix, 2])
+        third = house.open([*prefix, 3, 4, 5])
+        works = [next_token(first), Work(third, third.computed, 3), next_token(second)]
+        plan = is_right(house, works, NO_KERNEL).plan
+        assert len(plan.own) == 1
+        assert not plan.shared
+        assert plan.decode is not None
+        assert plan.decode.kernel is NO_KERNEL
+        assert plan.decode.parts.rows.tolist() == [0, 4, 0, 4]
+
+    def test_a_kernel_is_not_called_where_nothing_decodes(self) -> None:
+        house = House()
+        assert is_right(house, [Work(house.open(range(40)), 0, 40)], NO_KERNEL).plan.decode is None
+
+    def test_a_long_context_is_cut_for_a_kernel(self) -> None:
+        house = House()
+        plan = is_right(house, [next_token(house.decoding(range(3 * PART_KEYS - 1)))], NO_KERNEL).plan
+        assert plan.decode is not None
+        assert plan.decode.parts.row_starts.tolist() == [0, 1, 2, 3]
 
     def test_scattered_blocks_are_gathered(self) -> None:
         house = House(blocks=40)
@@ -273,10 +324,11 @@ def prompts_of(tree: object, prefix: list[int]) -> list[list[int]]:
     tree=branches.filter(bool),
     block_size=st.sampled_from([1, 4, 16]),
     threshold=st.sampled_from([1, 8, 64]),
+    kernel=st.sampled_from([None, NO_KERNEL]),
     choices=st.randoms(use_true_random=False),
 )
 def test_any_tree_of_sequences_gives_each_query_each_of_its_keys_once(
-    tree: object, block_size: int, threshold: int, choices: object
+    tree: object, block_size: int, threshold: int, kernel: DecodeKernel | None, choices: object
 ) -> None:
     house = House(blocks=3000, block_size=block_size)
     works = []
@@ -291,5 +343,6 @@ def test_any_tree_of_sequences_gives_each_query_each_of_its_keys_once(
                 works.append(Work(sequence, sequence.computed, count))
     choices.shuffle(works)  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("executor.batch._WORTH_SHARING_KEYS", threshold)
-        is_right(house, works)
+        patch.setattr("executor.batch.WORTH_SHARING", threshold)
+        patch.setattr("executor.batch.WORTH_SHARING_NATIVELY", threshold)
+        is_right(house, works, kernel)

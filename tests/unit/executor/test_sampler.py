@@ -351,3 +351,14 @@ class TestUniforms:
 
     def test_they_stay_the_same_over_versions(self) -> None:
         assert uniforms([(0, 0)]).tolist() == [0.8833108082136426]  # SplitMix64's first of seed 0: 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("vocab", [1, 255, 256, 257, 1000, 49_152])
+def test_a_token_is_drawn_where_the_number_falls_in_the_running_sum_of_all(vocab: int) -> None:
+    logits = random_logits(1, vocab)
+    logits[0, 1::3] = float("-inf")
+    sums = logits[0].double().softmax(-1).cumsum(-1)
+    seeds = [(seed, 7) for seed in range(300)]
+    expected = torch.searchsorted(sums, torch.from_numpy(uniforms(seeds)) * sums[-1], right=True).tolist()
+    rows = [SampleRow(Sampling(), *pair) for pair in seeds]
+    assert sample(logits.expand(300, -1).clone(), rows) == expected

@@ -5,6 +5,33 @@ import pytest
 from executor.kv.eviction import KVLimits
 
 
+@pytest.fixture(params=["torch", "native"])
+def bench(request, bench):
+    """Each test runs with torch's attention of decoding sequences, and with the native kernel."""
+    kernel = request.getfixturevalue("native_kernel") if request.param == "native" else None
+
+    def build(**options):
+        made = bench(**options)
+        made.engine.kernel = kernel
+        return made
+
+    return build
+
+
+def test_the_kernel_may_come_at_any_step(bench, reference, words, native_kernel):
+    served, head = bench(), words(130)
+    served.engine.kernel = None
+    prompts = [head + words(5 + index, seed=index) for index in range(3)]
+    answers = [served.submit(prompt, tokens=20) for prompt in prompts]
+    for _ in range(7):
+        served.step()
+    served.engine.adopt(native_kernel)
+    assert served.engine.kernel is None, "not in the middle of a step"
+    served.finish()
+    assert served.engine.kernel is native_kernel
+    assert [answer.ids for answer in answers] == [reference(prompt, 20) for prompt in prompts]
+
+
 def test_cold_prompts_of_any_length(bench, reference, words):
     prompts = [words(count, seed=count) for count in (1, 2, 15, 16, 17, 64, 300, 513)]
     answers = bench().run(*prompts)

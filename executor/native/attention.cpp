@@ -1,0 +1,353 @@
+// Attention of the decoding sequences of a step, over keys and values that lie in blocks of a pool.
+//
+// The work comes as parts: some rows of the step's queries against some runs of neighbouring slots. What several
+// sequences share is one part with all their rows; what is a sequence's own, or a long run, may be several. A part is
+// an online softmax over blocks of keys (Milakov and Gimelshein, 2018): scores and output are two small matrix products
+// around it, for one head of keys and all the queries that read it. The parts of a row are joined in the end, each
+// weighted by the exponential of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
+// never on the number of threads, so neither do the results.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace {
+
+using Vec = at::vec::Vectorized<float>;
+
+constexpr int64_t kLanes = Vec::size();
+constexpr int64_t kColumns = kLanes >= 16 ? 4 : 2;  // vectors of a tile: AVX-512 has 32 registers, others half of that
+constexpr int64_t kRows = 4;                        // queries of a tile
+constexpr int64_t kBlock = 64;                      // keys between two looks at the maximum
+constexpr int64_t kFew = 12;                        // queries up to which transposing the keys costs more than it saves
+constexpr int64_t kLine = 16;                       // floats of a cache line
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+static_assert(kBlock % (kLanes * kColumns) == 0);
+
+inline float sum_of(const Vec& lanes) {
+  return at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return x + y; }, lanes);
+}
+
+// c[Rows, Columns * kLanes] = a[Rows, depth] b[depth, Columns * kLanes], added to what c holds.
+template <int64_t Rows, int64_t Columns>
+inline void add_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+  std::array<std::array<Vec, Columns>, Rows> sums;
+  for (int64_t i = 0; i < Rows; ++i)
+    for (int64_t j = 0; j < Columns; ++j) sums[i][j] = Vec::loadu(c + i * ldc + j * kLanes);
+  for (int64_t k = 0; k < depth; ++k) {
+    std::array<Vec, Columns> row;
+    for (int64_t j = 0; j < Columns; ++j) row[j] = Vec::loadu(b + k * ldb + j * kLanes);
+    for (int64_t i = 0; i < Rows; ++i) {
+      const Vec factor(a[i * lda + k]);
+      for (int64_t j = 0; j < Columns; ++j) sums[i][j] = at::vec::fmadd(factor, row[j], sums[i][j]);
+    }
+  }
+  for (int64_t i = 0; i < Rows; ++i)
+    for (int64_t j = 0; j < Columns; ++j) sums[i][j].store(c + i * ldc + j * kLanes);
+}
+
+template <int64_t Rows>
+inline void add_rows(
+    int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+  int64_t j = 0;
+  for (; j + kColumns * kLanes <= columns; j += kColumns * kLanes)
+    add_tile<Rows, kColumns>(depth, a, lda, b + j, ldb, c + j, ldc);
+  for (; j < columns; j += kLanes) add_tile<Rows, 1>(depth, a, lda, b + j, ldb, c + j, ldc);
+}
+
+// c[rows, columns] += a[rows, depth] b[depth, columns]; columns is a multiple of kLanes.
+void add_product(
+    int64_t rows, int64_t columns, int64_t depth,
+    const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+  int64_t i = 0;
+  for (; i + kRows <= rows; i += kRows) add_rows<kRows>(columns, depth, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+  a += i * lda;
+  c += i * ldc;
+  switch (rows - i) {
+    case 3: add_rows<3>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 2: add_rows<2>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 1: add_rows<1>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    default: break;
+  }
+}
+
+// The step as its tensors give it.
+struct Step {
+  const float* query;  // [heads, tokens, dim], strides below
+  int64_t query_head, query_token;
+  const float* keys;  // [slots, kv_heads, dim], contiguous; values alike
+  const float* values;
+  int64_t kv_heads, group, dim;
+  float scale;
+};
+
+// What a thread needs besides, kept from call to call.
+struct Scratch {
+  std::vector<float> query, scores, transposed, tail;
+
+  void fit(int64_t queries, int64_t dim) {
+    query.resize(std::max<size_t>(query.size(), queries * dim));
+    scores.resize(std::max<size_t>(scores.size(), queries * kBlock));
+    transposed.resize(std::max<size_t>(transposed.size(), dim * kBlock));
+    tail.resize(std::max<size_t>(tail.size(), kLanes * dim));
+  }
+};
+
+// Where the result of a part for one head of keys goes: for each query its maximum, sum of exponentials, and output.
+struct Partial {
+  float* maximum;
+  float* sum;
+  float* output;  // [queries, dim]
+};
+
+// to[dim, kBlock] = the transpose of `count` rows of keys, with zeros up to a multiple of kLanes.
+void transpose(const float* keys, int64_t stride, int64_t count, int64_t dim, float* tail, float* to) {
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const float* from = keys + k * stride;
+    int64_t ld = stride;
+    if (count - k < kLanes) {  // nothing behind the run may be read: it can be another's, or no memory
+      std::fill(tail, tail + kLanes * dim, 0.0f);
+      for (int64_t i = 0; i < count - k; ++i) std::copy(from + i * stride, from + i * stride + dim, tail + i * dim);
+      from = tail;
+      ld = dim;
+    }
+    for (int64_t d = 0; d < dim; d += kLanes)
+      at::vec::transpose_mxn<float, kLanes, kLanes>(from + d, ld, to + d * kBlock + k, kBlock);
+  }
+}
+
+// Turns a row of scores into exponentials, and rescales what the row had so far.
+inline void exponentiate(float* scores, int64_t count, float& maximum, float& sum, float* output, int64_t dim) {
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  std::fill(scores + count, scores + padded, kNothing);
+  Vec largest = Vec::loadu(scores);
+  for (int64_t k = kLanes; k < padded; k += kLanes) largest = at::vec::maximum(largest, Vec::loadu(scores + k));
+  const float seen = at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return at::vec::maximum(x, y); }, largest);
+  if (!(seen <= maximum)) {  // a score that is no number must spread
+    const float faded = std::exp(maximum - seen);
+    sum *= faded;
+    for (int64_t d = 0; d < dim; d += kLanes) (Vec::loadu(output + d) * Vec(faded)).store(output + d);
+    maximum = seen;
+  }
+  Vec total(0.0f);
+  for (int64_t k = 0; k < padded; k += kLanes) {
+    const Vec share = (Vec::loadu(scores + k) - Vec(maximum)).exp();
+    share.store(scores + k);
+    total = total + share;
+  }
+  sum += sum_of(total);
+}
+
+template <int64_t Rows>
+inline void dot_rows(
+    const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim, float* scores) {
+  for (int64_t k = 0; k < count; ++k) {
+    std::array<Vec, Rows> sums;
+    sums.fill(Vec(0.0f));
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Vec key = Vec::loadu(keys + k * stride + d);
+      for (int64_t i = 0; i < Rows; ++i) sums[i] = at::vec::fmadd(key, Vec::loadu(query + i * dim + d), sums[i]);
+    }
+    for (int64_t i = 0; i < Rows; ++i) scores[i * kBlock + k] = sum_of(sums[i]);
+  }
+}
+
+// scores[queries, kBlock] of `count` keys, for few queries: one key after the other, as it lies.
+void score_few(
+    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim, float* scores) {
+  int64_t i = 0;
+  for (; i + kRows <= queries; i += kRows)
+    dot_rows<kRows>(query + i * dim, keys, stride, count, dim, scores + i * kBlock);
+  query += i * dim;
+  scores += i * kBlock;
+  switch (queries - i) {
+    case 3: dot_rows<3>(query, keys, stride, count, dim, scores); break;
+    case 2: dot_rows<2>(query, keys, stride, count, dim, scores); break;
+    case 1: dot_rows<1>(query, keys, stride, count, dim, scores); break;
+    default: break;
+  }
+}
+
+// The same for many queries: a matrix product with the keys transposed.
+void score_many(
+    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim,
+    Scratch& scratch) {
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  float* scores = scratch.scores.data();
+  transpose(keys, stride, count, dim, scratch.tail.data(), scratch.transposed.data());
+  for (int64_t q = 0; q < queries; ++q) std::fill(scores + q * kBlock, scores + q * kBlock + padded, 0.0f);
+  add_product(queries, padded, dim, query, dim, scratch.transposed.data(), kBlock, scores, kBlock);
+}
+
+// Asks for rows that are needed soon: a head's rows lie apart, and what the CPU guesses by itself is too little.
+inline void prefetch(const float* rows, int64_t stride, int64_t count, int64_t dim) {
+  for (int64_t k = 0; k < count; ++k)
+    for (int64_t d = 0; d < dim; d += kLine) __builtin_prefetch(rows + k * stride + d);
+}
+
+// One part for one head of keys: `rows` of the queries against `runs` of [first slot, slots].
+void attend_part(
+    const Step& step, int64_t kv_head, at::ArrayRef<int64_t> rows, at::ArrayRef<int64_t> runs,
+    Scratch& scratch, const Partial& partial) {
+  const int64_t dim = step.dim, group = step.group, queries = static_cast<int64_t>(rows.size()) * group;
+  const int64_t stride = step.kv_heads * dim;
+  scratch.fit(queries, dim);
+  float* query = scratch.query.data();
+  for (size_t i = 0; i < rows.size(); ++i)
+    for (int64_t g = 0; g < group; ++g) {
+      const float* from = step.query + (kv_head * group + g) * step.query_head + rows[i] * step.query_token;
+      float* to = query + (static_cast<int64_t>(i) * group + g) * dim;
+      for (int64_t d = 0; d < dim; ++d) to[d] = from[d] * step.scale;
+    }
+  std::fill(partial.maximum, partial.maximum + queries, kNothing);
+  std::fill(partial.sum, partial.sum + queries, 0.0f);
+  std::fill(partial.output, partial.output + queries * dim, 0.0f);
+
+  float* scores = scratch.scores.data();
+  for (size_t run = 0; run < runs.size(); run += 2) {
+    const int64_t slots = runs[run + 1];
+    for (int64_t begin = 0; begin < slots; begin += kBlock) {
+      const int64_t count = std::min(kBlock, slots - begin);
+      const int64_t place = (runs[run] + begin) * stride + kv_head * dim;
+      prefetch(step.values + place, stride, count, dim);
+      prefetch(step.keys + place + count * stride, stride, std::min(kBlock, slots - begin - count), dim);
+      if (queries <= kFew)
+        score_few(queries, query, step.keys + place, stride, count, dim, scores);
+      else
+        score_many(queries, query, step.keys + place, stride, count, dim, scratch);
+      for (int64_t q = 0; q < queries; ++q)
+        exponentiate(scores + q * kBlock, count, partial.maximum[q], partial.sum[q], partial.output + q * dim, dim);
+      add_product(queries, dim, count, scores, kBlock, step.values + place, stride, partial.output, dim);
+    }
+  }
+}
+
+// Which rows and runs each part has, as the tensors say it.
+struct Parts {
+  at::ArrayRef<int64_t> rows, row_starts, runs, run_starts;
+
+  int64_t size() const { return static_cast<int64_t>(row_starts.size()) - 1; }
+  int64_t first_row(int64_t part) const { return row_starts[part]; }
+  int64_t rows_in(int64_t part) const { return row_starts[part + 1] - row_starts[part]; }
+  at::ArrayRef<int64_t> rows_of(int64_t part) const { return rows.slice(first_row(part), rows_in(part)); }
+  at::ArrayRef<int64_t> runs_of(int64_t part) const {
+    return runs.slice(2 * run_starts[part], 2 * (run_starts[part + 1] - run_starts[part]));
+  }
+};
+
+// Joins the parts of each row. A part's results lie together for each head of keys: [part][kv_head][row][group].
+void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& results, float* output) {
+  const int64_t heads = step.kv_heads * step.group, dim = step.dim;
+  std::vector<int64_t> last(tokens, -1), before(parts.rows.size()), part_of(parts.rows.size());
+  for (int64_t part = 0; part < parts.size(); ++part)
+    for (int64_t entry = parts.first_row(part); entry < parts.row_starts[part + 1]; ++entry) {
+      part_of[entry] = part;
+      before[entry] = last[parts.rows[entry]];
+      last[parts.rows[entry]] = entry;
+    }
+  for (int64_t row = 0; row < tokens; ++row) {
+    if (last[row] < 0) continue;
+    for (int64_t head = 0; head < heads; ++head) {
+      const auto place = [&](int64_t entry) {
+        const int64_t part = part_of[entry], first = parts.first_row(part);
+        return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
+            head % step.group;
+      };
+      float largest = kNothing, total = 0.0f;
+      for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
+      float* to = output + (row * heads + head) * dim;
+      std::fill(to, to + dim, 0.0f);
+      for (int64_t e = last[row]; e >= 0; e = before[e]) {
+        const int64_t at = place(e);
+        const float weight = std::exp(results.maximum[at] - largest);
+        total += weight * results.sum[at];
+        for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+      }
+      for (int64_t d = 0; d < dim; ++d) to[d] /= total;
+    }
+  }
+}
+
+at::ArrayRef<int64_t> numbers(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK(tensor.scalar_type() == at::kLong && tensor.is_contiguous() && tensor.is_cpu(), name, " are no int64");
+  return {tensor.const_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
+}
+
+// Everything that becomes an address is looked at first.
+void check(const Parts& parts, int64_t tokens, int64_t slots) {
+  const auto ascend = [](at::ArrayRef<int64_t> starts, size_t end) {
+    return !starts.empty() && starts.front() == 0 && starts.back() == static_cast<int64_t>(end) &&
+        std::is_sorted(starts.begin(), starts.end());
+  };
+  TORCH_CHECK(ascend(parts.row_starts, parts.rows.size()), "row_starts do not fit rows");
+  TORCH_CHECK(ascend(parts.run_starts, parts.runs.size() / 2) && parts.runs.size() % 2 == 0, "run_starts do not fit");
+  TORCH_CHECK(parts.row_starts.size() == parts.run_starts.size(), "row_starts and run_starts differ in length");
+  for (const int64_t row : parts.rows) TORCH_CHECK(row >= 0 && row < tokens, "a row that is none: ", row);
+  for (size_t i = 0; i < parts.runs.size(); i += 2)
+    TORCH_CHECK(
+        parts.runs[i] >= 0 && parts.runs[i] < slots && parts.runs[i + 1] > 0 && parts.runs[i + 1] <= slots - parts.runs[i],
+        "a run outside the pool: ", parts.runs[i], ", ", parts.runs[i + 1]);
+}
+
+// query [heads, tokens, dim], keys and values [slots, kv_heads, dim], output [tokens, heads, dim], all float32.
+// Part p has the queries rows[row_starts[p] : row_starts[p + 1]] and the runs[run_starts[p] : run_starts[p + 1]], each
+// of which is [first slot, slots]. Writes the rows of output that some part has, and no other.
+void attend(
+    const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& rows,
+    const at::Tensor& row_starts, const at::Tensor& runs, const at::Tensor& run_starts, double scale,
+    at::Tensor& output) {
+  for (const at::Tensor& each : {query, keys, values, output})
+    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_cpu() && each.dim() == 3, "tensors must be float32, of three");
+  const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), kv_heads = keys.size(1);
+  TORCH_CHECK(
+      keys.is_contiguous() && values.is_contiguous() && output.is_contiguous() && query.stride(2) == 1 &&
+          keys.sizes() == values.sizes() && keys.size(2) == dim && kv_heads > 0 && heads % kv_heads == 0 &&
+          dim > 0 && dim % kLanes == 0 && output.sizes() == at::IntArrayRef({tokens, heads, dim}),
+      "shapes do not fit together");
+  const Parts parts{
+      numbers(rows, "rows"), numbers(row_starts, "row_starts"), numbers(runs, "runs"),
+      numbers(run_starts, "run_starts")};
+  check(parts, tokens, keys.size(0));
+
+  const Step step{
+      query.const_data_ptr<float>(), query.stride(0), query.stride(1), keys.const_data_ptr<float>(),
+      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim, static_cast<float>(scale)};
+  static thread_local std::vector<float> memory;  // kept from call to call, as all scratch is: new pages cost more
+  const size_t queries = parts.rows.size() * heads;
+  memory.resize(std::max(memory.size(), queries * (dim + 2)));
+  const Partial results{memory.data(), memory.data() + queries, memory.data() + 2 * queries};
+
+  // Threads take the next task when they are done with one: tasks differ in size, and other programs take CPUs away.
+  std::atomic<int64_t> next{0};
+  const int64_t tasks = parts.size() * kv_heads;
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks), 1, [&](int64_t, int64_t) {
+    static thread_local Scratch scratch;
+    for (int64_t task = next++; task < tasks; task = next++) {
+      const int64_t part = task / kv_heads, kv_head = task % kv_heads;
+      const int64_t at = parts.first_row(part) * heads + kv_head * parts.rows_in(part) * step.group;
+      attend_part(
+          step, kv_head, parts.rows_of(part), parts.runs_of(part), scratch,
+          {results.maximum + at, results.sum + at, results.output + at * dim});
+    }
+  });
+  join(step, parts, tokens, results, output.mutable_data_ptr<float>());
+}
+
+}  // namespace
+
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def(
+      "attend(Tensor query, Tensor keys, Tensor values, Tensor rows, Tensor row_starts, Tensor runs,"
+      " Tensor run_starts, float scale, Tensor(a!) output) -> ()",
+      &attend);
+}
