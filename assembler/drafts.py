@@ -1,6 +1,7 @@
 """One conversation on its way to token ids: its text, the beginning of it that is known, and the ids of the rest."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -15,7 +16,7 @@ from assembler.splice import Given, LostError, Outcome, Splicer, going_on
 from assembler.templates import RenderOptions
 from assembler.tokenizer import TokenIds
 from assembler.tools import Tool
-from assembler.turns import Scope
+from assembler.turns import Scope, Spoken
 from shared.errors import HermesError
 
 _log: Final = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class Drafts:
             _log.warning(
                 "turns are computed again where they need not be, because of the chat template: %s", self.history
             )
+
+    def goes_on(self, messages: Sequence[Spoken], namespace: str) -> bool:
+        """Whether a chat seems to be one that was rendered a turn ago, and has grown."""
+        return self.renderer.turns.may_go_on(tag_of(namespace), messages)
 
     def sheet(self, conversation: Conversation, asked: Asked) -> Sheet:
         """Renders the template. Raises HermesError as Renderer.render does."""

@@ -163,7 +163,7 @@ class JinjaTemplate:
                         "add_generation_prompt": options.add_generation_prompt,
                     }
                 )
-                begun = 0 if told is None else len(told.text)
+                begun = 0 if told is None else told.length
                 collect(self._template.root_render_func(context), transcript.pieces, begun)
                 return transcript
         except LimitExceededError as error:

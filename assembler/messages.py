@@ -39,7 +39,7 @@ def _squashed(role: str) -> str:
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {_squashed(name): role for role, aliases in _ALIASES.items() for name in (role, *aliases)}
 )
-_ROLE, _CONTENT = (types_pb2.Message.DESCRIPTOR.fields_by_name[name] for name in ("role", "content"))
+_PLAIN: Final = tuple(types_pb2.Message.DESCRIPTOR.fields_by_name[name] for name in ("role", "content"))
 _KNOWN_ROLES: Final = ", ".join(f"{role} ({', '.join(aliases)})" for role, aliases in _ALIASES.items())
 
 
@@ -82,16 +82,23 @@ def canonical(chat: assembler_pb2.Chat, unknown_role: UnknownRole) -> Conversati
     if not chat.messages:
         raise invalid_argument("NO_MESSAGES", "The chat has no messages: send at least one.", field="messages")
     return Conversation(
-        tuple(_message(index, message, unknown_role) for index, message in enumerate(chat.messages)),
+        tuple([_plain(each) or _message(at, each, unknown_role) for at, each in enumerate(chat.messages)]),
         tools.read_tools(chat.tools),
     )
 
 
+def _plain(message: types_pb2.Message) -> Message | None:
+    """A message of a known role with a text and nothing else, as most are; to ask for each field takes longer."""
+    fields = message.ListFields()
+    if len(fields) == len(_PLAIN):
+        (field, name), (other, content) = fields
+        role = _ROLES.get(name) if (field, other) == _PLAIN else None
+        if role is not None:
+            return Message(role, content)
+    return None
+
+
 def _message(index: int, message: types_pb2.Message, unknown_role: UnknownRole) -> Message:
-    # Most messages have no more than the two, and to ask for the other fields one by one takes longer.
-    match message.ListFields():
-        case ((field, role), (other, content)) if field is _ROLE and other is _CONTENT and role in _ROLES:
-            return Message(_ROLES[role], content)
     role = _ROLES.get(message.role) or _role(index, message.role, unknown_role)
     calls = message.tool_calls
     if calls and role is not Role.ASSISTANT:

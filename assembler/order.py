@@ -60,8 +60,19 @@ class OrderPolicy:
 
 def findings(conversation: Conversation) -> list[Finding]:
     """What is odd about the order of roles and about the answers to tool calls, in the messages' order."""
+    if _is_plain(conversation.messages):
+        return []
     found = [*_role_findings(conversation.messages), *_tool_findings(conversation.messages)]
     return sorted(found, key=lambda finding: finding.message_index or 0)
+
+
+def _is_plain(messages: tuple[Message, ...]) -> bool:
+    """Whether user and assistant take turns after one system message at most, and no tool is called, as in most."""
+    roles = [message.role for message in messages]
+    begin = int(roles[0] is Role.SYSTEM)
+    users, assistants = roles[begin::2], roles[begin + 1 :: 2]
+    take_turns = users == [Role.USER] * len(users) and assistants == [Role.ASSISTANT] * len(assistants)
+    return take_turns and not any(message.tool_calls for message in messages)
 
 
 def refuse(found: list[Finding]) -> None:

@@ -138,7 +138,12 @@ class Assembler:
         now = order.now or datetime.now()  # noqa: DTZ005 - templates print the local date
         version, printed = drafts.template.version, drafts.template.clock.printed(now)
         key = await self._key(order, order.fitting.asked, printed)
-        entry = await self._looked_up(key, order)
+
+        def is_new() -> bool:
+            return drafts.goes_on(order.prompt.chat.messages, order.cache.namespace)
+
+        with self._metrics.stage("lookup"):
+            entry = await self._recall.prompt(key, order.cache, is_new=is_new)
         if entry is not None:
             return await self._known(order, entry, Origin(drafts, now, entry.dropped_rounds, None))
         sheet = await self._written(order, drafts, now)
@@ -169,7 +174,8 @@ class Assembler:
         """The prompt of a raw text, from the cache or made anew."""
         text = order.prompt.text
         key = await self._key(order)
-        entry = await self._looked_up(key, order)
+        with self._metrics.stage("lookup"):
+            entry = await self._recall.prompt(key, order.cache)
         if entry is not None:
             return _Made(entry, text, cached_tokens=len(entry.ids))
         await self._refuse_early(text, 0, order)
@@ -187,10 +193,6 @@ class Assembler:
             return None
         data = order.prompt.SerializeToString(deterministic=True)
         return await self._bench.digesting(len(data), lambda: self._recall.key(data, order.cache, *fields))
-
-    async def _looked_up(self, key: bytes | None, order: Order) -> Entry | None:
-        with self._metrics.stage("lookup"):
-            return await self._recall.prompt(key, order.cache)
 
     async def _written(self, order: Order, drafts: Drafts, now: datetime, without_rounds: int = 0) -> Sheet:
         """The chat as the template writes it, its roles and contents normalized."""

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Self
 
 from prometheus_client import CollectorRegistry
@@ -76,12 +76,18 @@ class Recall:
             use.namespace.encode(), prompt, *(field.encode() for field in fields if field is not None)
         )
 
-    async def prompt(self, key: bytes | None, use: CacheUse) -> Entry | None:
-        """The prompt under a key, where the request may have it."""
+    async def prompt(
+        self, key: bytes | None, use: CacheUse, *, is_new: Callable[[], bool] = lambda: False
+    ) -> Entry | None:
+        """The prompt under a key, where the request may have it. is_new: whether nobody seems to have asked for it
+        before, so that it is not worth a look on disk.
+        """
         if not use.read:
             return None
         keys = () if key is None else (key,)
-        hit = self._cache.recall(keys) or await self._cache.fetch(keys, use.namespace)
+        hit = self._cache.recall(keys)
+        if hit is None and not is_new():
+            hit = await self._cache.fetch(keys, use.namespace)
         self.metrics.looked_up("miss" if hit is None else hit.tier.value)
         return None if hit is None else hit.entry
 

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex
 
 from jinja2.runtime import LoopContext
 
 from assembler.apart import FIRST_MESSAGES
 from assembler.messages import Message
-from assembler.traced import Traced, joined, own_of
+from assembler.traced import joined, own_of
 
 # Of all texts together; a conversation of 30,000 characters takes 130 KB.
 _MOST_BYTES: Final = 32 * 2**20
@@ -34,24 +34,31 @@ class Scope(NamedTuple):
     digest: bytes
 
 
+class Spoken(Protocol):
+    """A message as far as its text tells it from others."""
+
+    @property
+    def content(self) -> str: ...
+
+
 class Told(NamedTuple):
-    """A conversation's first messages, and what the template's loop wrote of the first `covered` of them.
+    """A conversation's first messages, and what the template's loop wrote of the first `covered` of them, in pieces.
 
     data: the messages as the template gets them. budget: characters that their render could have.
-    bytes: what the messages take, nearly.
+    length: of the pieces together. bytes: what all takes, nearly. after: the hash of the text that came after them.
     """
 
     messages: tuple[Message, ...]
     covered: int
-    text: Traced
+    pieces: tuple[str, ...]
+    length: int
     data: tuple[dict[str, Any], ...]
     budget: int
     bytes: int
+    after: int
 
-    @property
-    def size(self) -> int:
-        """Bytes that it takes, nearly."""
-        return self.bytes + sys.getsizeof(self.text) + len(own_of(self.text))
+
+_NOTHING: Final = Told((), 0, (), 0, (), 0, 0, 0)
 
 
 class Page(NamedTuple):
@@ -69,10 +76,23 @@ class Turns:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: OrderedDict[tuple[Any, ...], Told] = OrderedDict()
+        # By namespace, count and last text: the hash of the text that came next.
+        self._ends: dict[tuple[str, int, str], int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def may_go_on(self, tag: str, messages: Sequence[Spoken]) -> bool:
+        """Whether a chat seems to be a known one that has grown, and not one that is asked again. tag: its namespace's.
+
+        A guess by few of its texts, which is quick.
+        """
+        for count in range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1):
+            after = self._ends.get((tag, count, messages[count - 1].content))
+            if after is not None:
+                return count + 1 < len(messages) or after != hash(messages[count].content)
+        return False
 
     def find(self, scope: Scope, messages: tuple[Message, ...]) -> Told | None:
         """The longest beginning that is known, but never of all messages."""
@@ -93,10 +113,11 @@ class Turns:
                 self._drop(_key(scope, before.messages))
             key = _key(scope, told.messages)
             self._drop(key)
-            if told.size > self._max_bytes:
+            if told.bytes > self._max_bytes:
                 return
             self._kept[key] = told
-            self._bytes += told.size
+            self._ends[_end(scope, told)] = told.after
+            self._bytes += told.bytes
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
 
@@ -109,7 +130,12 @@ class Turns:
     def _drop(self, key: tuple[Any, ...]) -> None:
         told = self._kept.pop(key, None)
         if told is not None:
-            self._bytes -= told.size
+            self._bytes -= told.bytes
+            self._ends.pop(_end(key[0], told), None)
+
+
+def _end(scope: Scope, told: Told) -> tuple[str, int, str]:
+    return scope.tag, len(told.messages), told.messages[-1].content
 
 
 def _key(scope: Scope, messages: Sequence[Message]) -> tuple[Any, ...]:
@@ -120,6 +146,10 @@ def _key(scope: Scope, messages: Sequence[Message]) -> tuple[Any, ...]:
 def _bytes_of(message: Message) -> int:
     texts = sum(sys.getsizeof(text) for text in (message.content, message.reasoning) if text)
     return _MESSAGE_BYTES + texts + sum(_PARSED * sys.getsizeof(call.text) for call in message.tool_calls)
+
+
+def _bytes_of_piece(piece: str) -> int:
+    return sys.getsizeof(piece) + sys.getsizeof(own_of(piece))
 
 
 class Transcript:
@@ -146,7 +176,7 @@ class Transcript:
         if not self._starts:
             self._first = len(self.pieces)
             if self._told is not None:
-                self.pieces.append(self._told.text)
+                self.pieces += self._told.pieces
         elif self._asked_from_end:
             self._is_apart = False
         self._asked_from_end = False
@@ -168,15 +198,18 @@ class Transcript:
         if self._told is not None:
             begun = self._told.covered
             start = sum(map(len, self.pieces[: self._first]))
-            again = slice(start, start + len(self._told.text))
+            again = slice(start, start + self._told.length)
         count = len(messages) - (2 if sees_next else 1)
         is_whole = len(self._starts) == len(messages) - begun
         if not (self._is_apart and is_whole and count >= max(FIRST_MESSAGES, begun)):
             return Page(text, None, again)
-        written = joined(self.pieces[self._first : self._starts[count - begun]])
-        before = () if self._told is None else self._told.messages
-        taken = sum(map(_bytes_of, messages[len(before) : -1])) + (0 if self._told is None else self._told.bytes)
-        return Page(text, Told(messages[:-1], count, written, data[:-1], budget, taken), again)
+        told = self._told or _NOTHING
+        pieces = tuple(self.pieces[self._first : self._starts[count - begun]])
+        new = pieces[len(told.pieces) :]
+        length = told.length + sum(map(len, new))
+        taken = told.bytes + sum(map(_bytes_of, messages[len(told.messages) : -1])) + sum(map(_bytes_of_piece, new))
+        after = hash(messages[-1].content)
+        return Page(text, Told(messages[:-1], count, pieces, length, data[:-1], budget, taken, after), again)
 
 
 class Rest:

@@ -5,8 +5,8 @@
 Prints one JSON object. Conversations have 40 rounds; each is asked for once before it is measured: `memory_hit` and
 `disk_hit` of the whole prompt, `new_turn` of a conversation that has grown by an answer and a question, all in this
 process; `assemble` and `echo` over gRPC, from one caller to a server of one process, with the same requests and
-responses of the same size. Times are medians; works take turns, some calls each, as a server has them that is asked all
-the time.
+responses of the same size. Works take turns, some calls each, as a server has them that is asked all the time;
+times are medians, and ratios are medians of the turns' ratios.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +33,7 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from assembler import model_files
-from assembler.application import SWITCH_SECONDS, Model, assembler_of
+from assembler.application import COLLECT_AT, SWITCH_SECONDS, Model, assembler_of
 from assembler.cache.build import build
 from assembler.cache.disk import DiskLimits, DiskTier
 from assembler.cache.entry import Entry
@@ -47,9 +48,9 @@ from tests.bench.bench_assembler import ROUNDS, WORDS, as_prompt, conversation
 from tests.service.services import ServiceProcess
 
 # Of each work; in turns of so many.
-REPEATS = 30
-CALLS = 300
-CALLS_A_TURN = 10
+REPEATS = 60
+CALLS = 600
+CALLS_A_TURN = 5
 LOOK_UPS = 500
 TURN_WORDS = 60
 READY_SECONDS = 60
@@ -85,16 +86,35 @@ def grown(told: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
     return [*told, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]
 
 
-def medians_ms(works: dict[str, Callable[[int], Any]], repeats: int) -> dict[str, float]:
-    """The median time of each of the works, which take turns of some calls each."""
-    times: dict[str, list[float]] = {name: [] for name in works}
+class Found:
+    """Times in milliseconds of works that took turns, by work and turn."""
+
+    def __init__(self, turns: dict[str, list[list[float]]]) -> None:
+        self._turns = turns
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median of each work."""
+        return {name: round(statistics.median(chain(*turns)), 3) for name, turns in self._turns.items()}
+
+    def ratio(self, work: str, other: str) -> float:
+        """How many times as long a work took as another: the median of turns, as a machine's speed goes up and down."""
+        pairs = zip(self._turns[work], self._turns[other], strict=True)
+        return statistics.median(statistics.median(one) / statistics.median(two) for one, two in pairs)
+
+
+def measured(works: dict[str, Callable[[int], Any]], repeats: int) -> Found:
+    """The works, which take turns of some calls each."""
+    turns: dict[str, list[list[float]]] = {name: [] for name in works}
     for start in range(0, repeats, CALLS_A_TURN):
         for name, work in works.items():
+            times = []
             for place in range(start, start + CALLS_A_TURN):
                 started = time.perf_counter()
                 work(place)
-                times[name].append(1000 * (time.perf_counter() - started))
-    return {name: round(statistics.median(each), 3) for name, each in times.items()}
+                times.append(1000 * (time.perf_counter() - started))
+            turns[name].append(times)
+    return Found(turns)
 
 
 def in_process(model: Path, directory: Path) -> dict[str, Any]:
@@ -118,7 +138,7 @@ def in_process(model: Path, directory: Path) -> dict[str, Any]:
 
         return work
 
-    found = medians_ms(
+    found = measured(
         {
             "transformers": lambda place: reference.apply_chat_template(fresh[place], add_generation_prompt=True),
             "memory_hit": hit("memory_hit", near, prompts),
@@ -130,8 +150,8 @@ def in_process(model: Path, directory: Path) -> dict[str, Any]:
     near.close()
     far.close()
     return {
-        "milliseconds": found,
-        "times_as_fast": {name: round(found["transformers"] / found[name], 1) for name in saved},
+        "milliseconds": found.medians,
+        "times_as_fast": {name: round(found.ratio("transformers", name), 1) for name in saved},
         "cached_tokens": {name: count // REPEATS for name, count in saved.items()},
     }
 
@@ -149,7 +169,7 @@ def look_ups(directory: Path) -> dict[str, float]:
     store = Store.open(directory, 2**28, 3600.0)
     while store.get(there[-1]) is None:
         time.sleep(POLL_SECONDS)
-    found = medians_ms(
+    found = measured(
         {
             "here": lambda place: store.get(there[place]),
             "here_nothing": lambda place: store.get(absent[place]),
@@ -161,7 +181,7 @@ def look_ups(directory: Path) -> dict[str, float]:
     store.close()
     tier.close()
     loop.close()
-    return {name: round(1000 * milliseconds, 1) for name, milliseconds in found.items()}
+    return {name: round(1000 * milliseconds, 1) for name, milliseconds in found.medians.items()}
 
 
 class Echo(assembler_pb2_grpc.AssemblerServicer):
@@ -215,14 +235,14 @@ def over_grpc(model: Path, directory: Path) -> dict[str, Any]:
         other = opened.enter_context(grpc.insecure_channel(opened.enter_context(echo(response)), options=LARGEST))
         plain = assembler_pb2_grpc.AssemblerStub(other)
         plain.Assemble(request)
-        found = medians_ms(
+        found = measured(
             {"echo": lambda _: plain.Assemble(request), "assemble": lambda _: stub.Assemble(request)}, CALLS
         )
     return {
         "request_bytes": request.ByteSize(),
         "response_bytes": response.ByteSize(),
-        "milliseconds": found,
-        "assemble_to_echo": round(found["assemble"] / found["echo"], 2),
+        "milliseconds": found.medians,
+        "assemble_to_echo": round(found.ratio("assemble", "echo"), 2),
     }
 
 
@@ -231,7 +251,8 @@ def main() -> int:
     parser.add_argument("model", nargs="?", type=Path)
     arguments = parser.parse_args()
     model = arguments.model or models.prepare(DEFAULT_MODEL, lambda line: print(line, file=sys.stderr))
-    sys.setswitchinterval(SWITCH_SECONDS)  # as in the assembler's own process
+    sys.setswitchinterval(SWITCH_SECONDS)  # both as in the assembler's own process
+    gc.set_threshold(*COLLECT_AT)
     with TemporaryDirectory() as directory:
         found = {
             "in_process": in_process(model, Path(directory) / "here"),
