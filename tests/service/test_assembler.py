@@ -287,6 +287,8 @@ BAD_REQUESTS = [
     ({"truncation": assembler_pb2.Truncation(max_prompt_tokens=3)}, "INVALID_ARGUMENT", "PROMPT_TOO_LONG"),
     ({"model": "other"}, "INVALID_ARGUMENT", "MODEL_NOT_SERVED"),
     ({"stop": ["a", ""]}, "INVALID_ARGUMENT", "BAD_STOPPING"),
+    ({"stop": [f"stop {number}" for number in range(65)]}, "INVALID_ARGUMENT", "BAD_STOPPING"),
+    ({"stop": ["a" * 16_385]}, "INVALID_ARGUMENT", "BAD_STOPPING"),
     ({"truncation": assembler_pb2.Truncation(mode=9)}, "INVALID_ARGUMENT", "BAD_TRUNCATION"),
     ({"truncation": assembler_pb2.Truncation(keep_last_rounds=2)}, "INVALID_ARGUMENT", "BAD_TRUNCATION"),
 ]

@@ -13,11 +13,13 @@ from assembler import cuts, model_files
 from assembler.cache.build import build
 from assembler.metrics import AssemblerMetrics
 from assembler.model_files import ModelFiles
-from assembler.orders import Fitting
+from assembler.orders import Fitting, Order
+from assembler.pace import Pace
 from assembler.pipeline import Assembler
-from assembler.recall import COMMON, CacheUse
+from assembler.recall import COMMON, NONE, CacheUse
+from assembler.splice import Given
 from assembler.truncation import Window
-from hermes.v1 import types_pb2
+from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
 from shared.settings import AssemblerSettings
 from tests.unit.assembler.answering import Splits, Talk
@@ -646,3 +648,54 @@ async def test_without_a_token_that_closes_it_there_is_nothing_to_keep_of_an_ans
     await talk.answer(assembler.files.tokenizer.encode("In Paris."))
     assert outcomes(remembered, "open") == 1
     assert (await talk.ask("When?")).ids == (await talk.fresh()).ids
+
+
+async def longer(assembler: Assembler) -> tuple[assembler_pb2.Prompt, int]:
+    """A chat whose answers have more tokens of their own than tokenizing gives, and how many it gives for all."""
+    talk, splits, chance = Talk(assembler), Splits(assembler), random.Random(3)
+    for number in range(3):
+        await talk.ask(f"Question {number}?")
+        await talk.answer(splits.random("The capital of France is Paris, and a river goes through it.", chance))
+    own, fresh = await talk.ask("And what is the last question?"), await talk.fresh()
+    assert len(own.ids) > len(fresh.ids)
+    # Another question of the same length, so that nothing is known as a whole.
+    talk.messages[-1].content = "Or what is the last question?"
+    prompt = assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=talk.messages))
+    return prompt, len((await assembler.assemble(Order(prompt, None, cache=NONE))).ids)
+
+
+@pytest.mark.parametrize("keep_last_rounds", [0, 1, 4])
+async def test_what_fits_as_tokenizing_gives_it_is_neither_refused_nor_cut(
+    assembler: Assembler, keep_last_rounds: int
+) -> None:
+    prompt, tokens = await longer(assembler)
+    roomy = await assembler.assemble(Order(prompt, 2 * tokens, fitting=Fitting(asked="more"), cache=COMMON))
+    assert len(roomy.ids) > tokens
+    window = Window(tokens, keep_last_rounds) if keep_last_rounds else None
+    fitting = Fitting(window, f"rounds {tokens} {keep_last_rounds}")
+    found = await assembler.assemble(Order(prompt, tokens, fitting=fitting, cache=COMMON))
+    assert (len(found.ids), found.dropped_rounds) == (tokens, 0)
+
+
+async def test_a_prompt_that_is_too_long_is_refused_with_the_length_that_tokenizing_gives(assembler: Assembler) -> None:
+    prompt, tokens = await longer(assembler)
+    errors = []
+    for cache in (COMMON, NONE):
+        with pytest.raises(HermesError) as caught:
+            await assembler.assemble(Order(prompt, tokens - 1, cache=cache))
+        errors.append((caught.value.reason, caught.value.metadata))
+    assert errors[0] == errors[1]
+
+
+async def test_samples_beyond_the_time_for_an_answer_are_left_and_the_others_kept(
+    assembler: Assembler, remembered: Remembering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(assembler)
+    await talk.ask("Where?")
+    keeping = assembler.keeping(talk._order, talk.prompt)
+    assert keeping is not None
+    monkeypatch.setattr(Pace, "seconds", lambda *_: 0.1)
+    ids = assembler.files.tokenizer.encode("Paris.")
+    for _ in range(5):
+        await keeping.keep(Given(ids, "Paris.", "", ()))
+    assert (outcomes(remembered, "kept"), outcomes(remembered, "late")) == (2, 3)

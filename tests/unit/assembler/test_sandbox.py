@@ -205,3 +205,13 @@ def test_json_is_python_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_whose_constants_cannot_be_worked_out_stops_the_start_with_a_sentence() -> None:
     with pytest.raises(StartupError, match=r"cannot be compiled|error in line"):
         JinjaTemplate("{{ 'x' | no_such_filter }}", {})
+
+
+def test_tabs_are_widened_as_jinja_does_it_in_loops_too() -> None:
+    told = Conversation((Message(Role.USER, "a\tb"),))
+    assert (
+        JinjaTemplate("{% for m in messages %}{{ m.content.expandtabs(4) }}{% endfor %}", {}).render(
+            told, RenderOptions()
+        )
+        == "a   b"
+    )
