@@ -104,6 +104,44 @@ def test_deltas_are_the_decode_of_prompt_and_answer_less_that_of_the_prompt(
 
 
 @UNHURRIED
+@given(data=st.data())
+def test_an_answer_completes_the_character_that_its_prompt_ends_inside(own: Tokenizer, data: st.DataObject) -> None:
+    text = data.draw(st.text("aé你😀🇩न", min_size=1, max_size=8))
+    ids = list(own.encode(text))
+    cut = data.draw(st.integers(1, len(ids)))
+    whole, prompt = own.decode_shown(ids), own.decode_shown(ids[:cut])
+    if own.vocabulary.joining is not Joining.CONTEXT and "\ufffd" not in whole:
+        spaces = len(b"".join(map(own.vocabulary.bytes_of, ids))) - len(whole.encode())  # at the beginning, not shown
+        known = b"".join(map(own.vocabulary.bytes_of, ids[:cut]))[spaces:]
+        prompt = known.decode(errors="ignore")
+    elif not whole.startswith(prompt):
+        assert "\ufffd" in prompt
+        return
+    assert prompt + "".join(deltas(own, ids[:cut], ids[cut:])) == whole
+
+
+@UNHURRIED
+@given(text=st.sampled_from(["é", "你", "😀", "Look: 🦩"]), data=st.data())
+def test_a_prompt_that_stays_open_has_its_mark_and_the_answer_has_none(
+    own: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = list(own.encode(text))
+    prompt, answer = ids[: data.draw(st.integers(1, len(ids)))], list(own.encode("x" + data.draw(TEXTS)))
+    assert own.decode_shown(prompt) + "".join(deltas(own, prompt, answer)) == own.decode_shown(prompt + answer)
+
+
+@UNHURRIED
+@given(data=st.data())
+def test_control_tokens_at_the_end_of_a_prompt_hide_nothing_of_what_is_before_them(
+    own: Tokenizer, data: st.DataObject
+) -> None:
+    control = sorted(own.vocabulary.special_ids)
+    prompt = [*own.encode("The capital"), *data.draw(st.lists(st.sampled_from(control), min_size=6, max_size=30))]
+    ids = list(own.encode("of France"))
+    assert own.decode_shown(prompt) + "".join(deltas(own, prompt, ids)) == own.decode_shown(prompt + ids)
+
+
+@UNHURRIED
 @given(text=TEXTS)
 def test_no_delta_holds_half_a_character(own: Tokenizer, text: str) -> None:
     prompt, ids = list(own.encode(PROMPTS[0])), list(own.encode(text))
