@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 from assembler.marks import open_tail
@@ -12,6 +13,12 @@ from assembler.vocabulary import Joining, Vocabulary
 REPLACEMENT: Final = "\ufffd"
 # Enough of the prompt to decide what the answer's first tokens look like beside it.
 PROMPT_TAIL: Final = 6
+# So far back they are looked for, past tokens without text; 0.05 ms of work.
+_LOOKED_THROUGH: Final = 1024
+# A character has at most four bytes, so no more tokens than these leave it open.
+_MOST_OPEN: Final = 3
+# Tokens that the window waits for, where their text is none or changes with each one.
+_MOST_WAITING: Final = 16
 
 _EACH_BYTE: Final = "hermes.each_byte"
 
@@ -37,64 +44,118 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], hidden: Collection[int]) -> Detokenizer:
-    """A detokenizer for one sample after the prompt. hidden: ids that have no text, besides the control tokens."""
-    if tokenizer.vocabulary.joining is Joining.CONTEXT:
-        return _WindowDetokenizer(tokenizer, prompt[-PROMPT_TAIL:], hidden)
-    return _ByteDetokenizer(tokenizer.vocabulary, hidden)
+    """A detokenizer for one sample after the prompt. hidden: ids that have no text, besides the control tokens.
+
+    Where the prompt ends inside a character that the answer completes, the answer has the whole character.
+    """
+    vocabulary = tokenizer.vocabulary
+    tail = _tail(vocabulary, prompt)
+    if vocabulary.joining is Joining.CONTEXT:
+        return _WindowDetokenizer(tokenizer, tail, hidden)
+    return _ByteDetokenizer(vocabulary, tail, hidden)
+
+
+def _tail(vocabulary: Vocabulary, prompt: Sequence[int]) -> list[int]:
+    """The prompt's last ids that have text."""
+    shown = (
+        token_id
+        for token_id in islice(reversed(prompt), _LOOKED_THROUGH)
+        if token_id not in vocabulary.special_ids and vocabulary.bytes_of(token_id)
+    )
+    return list(islice(shown, PROMPT_TAIL))[::-1]
 
 
 class _ByteDetokenizer:
     """For vocabularies whose tokens are bytes: a table and an incremental UTF-8 decoder."""
 
-    def __init__(self, vocabulary: Vocabulary, hidden: Collection[int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompt_tail: Iterable[int], hidden: Collection[int]) -> None:
         self._bytes_of = vocabulary.bytes_of
         self._special_ids = vocabulary.special_ids
         self._hidden = hidden
         errors = "replace" if vocabulary.joining is Joining.BYTES else _EACH_BYTE
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors).decode
+        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        decoder.decode(b"".join(map(vocabulary.bytes_of, prompt_tail)))
+        open_bytes, _ = decoder.getstate()
+        self._decode = decoder.decode
+        # How the prompt's own decode ends; the answer's text follows it, or has the whole character in its place.
+        self._shown = open_bytes.decode("utf-8", errors)
 
     def push(self, token_id: int) -> str:
         if token_id in self._special_ids or token_id in self._hidden:
             return ""
-        return self._decode(self._bytes_of(token_id))
+        text = self._decode(self._bytes_of(token_id))
+        return self._less_shown(text) if self._shown else text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._less_shown(self._decode(b"", True))
+
+    def _less_shown(self, text: str) -> str:
+        """The text without what the prompt's decode has of it already."""
+        if not text:
+            return ""
+        shown, self._shown = self._shown, ""
+        return text.removeprefix(shown)
 
 
 class _WindowDetokenizer:
     """For tokens whose text depends on their neighbours: decode a window of them, with and without the new ones."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], hidden: Collection[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Iterable[int], hidden: Collection[int]) -> None:
         self._decode = tokenizer.decode_shown
+        self._special_ids = tokenizer.vocabulary.special_ids
         self._hidden = hidden
         self._window = list(prompt_tail)
         self._given = len(self._window)  # the text of so many of the window's ids has been given out
 
     def push(self, token_id: int) -> str:
-        if token_id in self._hidden:
+        # Control tokens are left out of what is shown before tokens are joined, so they tell nothing of each other.
+        if token_id in self._special_ids or token_id in self._hidden:
             return ""
         self._window.append(token_id)
-        text = self._new_text()
+        text = self._new_text(len(self._window))
         # A mark at the end may be a character whose other bytes are still to come.
-        if not text or text.endswith(REPLACEMENT):
-            return ""
-        self._settle()
-        return text
+        if text and not text.endswith(REPLACEMENT):
+            self._settle(len(self._window))
+            return text
+        waiting = len(self._window) - self._given
+        oldest = "" if waiting <= _MOST_OPEN else self._oldest(text)
+        return oldest if oldest or waiting <= _MOST_WAITING else self._all(text)
 
     def flush(self) -> str:
-        text = self._new_text()
-        self._settle()
+        text = self._new_text(len(self._window))
+        if text:
+            self._settle(len(self._window))
         return text
 
-    def _settle(self) -> None:
-        """All of the window's text has been given out; the last tokens stay to tell what the next ones look like."""
-        del self._window[: self._given]
-        self._given = len(self._window)
+    def _oldest(self, text: str) -> str:
+        """The text of the token that has waited longest, where those behind it left it as it is."""
+        end = self._given + 1
+        first = self._new_text(end)
+        if not first or not text.startswith(first):
+            return ""
+        self._settle(end)
+        return first
 
-    def _new_text(self) -> str:
-        before = self._decode(self._window[: self._given])
-        return self._decode(self._window)[len(before) :]
+    def _all(self, text: str) -> str:
+        """The waiting tokens' text as it is now; of those without any, the oldest has nothing to tell any more."""
+        if text:
+            self._settle(len(self._window))
+        else:
+            del self._window[self._given]
+        return text
+
+    def _settle(self, end: int) -> None:
+        """The text up to there has been given out; the last tokens stay to tell what the next ones look like."""
+        del self._window[: self._given]
+        self._given = end - self._given
+
+    def _new_text(self, end: int) -> str:
+        """The text of the window up to there that has not been given out."""
+        before, text = self._decode(self._window[: self._given]), self._decode(self._window[:end])
+        kept = before.rstrip(REPLACEMENT)
+        if before != kept and not text.startswith(before) and text.startswith(kept):
+            return text[len(kept) :]  # a character that was open is whole now
+        return text[len(before) :]
 
 
 class StopMatcher:

@@ -107,7 +107,7 @@ class Assembler:
         self._found(found, order)
         limits.check_length(len(ids), order.max_tokens)
         if text is None and (order.return_text or self._policies.log_head_tail):
-            text = self.files.tokenizer.decode(ids)
+            text = await self._bench.decoding(len(ids), lambda: self.files.tokenizer.decode(ids))
         if self._policies.log_head_tail and text is not None:
             _log.info("prompt of %d tokens: %s", len(ids), head_tail(text))
         return Assembled(

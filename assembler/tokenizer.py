@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from assembler import cuts, encoders
+from assembler import cuts, decoding, encoders
 from assembler.control import Live
 from assembler.cuts import Cuts
 from assembler.encoders import Encoder
@@ -69,8 +69,10 @@ class Tokenizer:
         return self._encoder.encode(text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text with control tokens written out."""
-        return self._encoder.decode(list(ids), skip_special_tokens=False)
+        """The text with control tokens written out. Of many ids it is made in parts, if it can be."""
+        if len(ids) <= decoding.PART:
+            return self._decode(ids)
+        return decoding.decode(ids, self.vocabulary, self._decode, decoding.PART)
 
     def decode_shown(self, ids: Sequence[int]) -> str:
         """The text as a reader sees it: without control tokens."""
@@ -83,6 +85,9 @@ class Tokenizer:
         """
         bound = self.vocabulary.length_bound
         return 0 if bound is None else bound.least_tokens(text, above)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._encoder.decode(list(ids), skip_special_tokens=False)
 
 
 def load(directory: Path, declared: Iterable[AddedToken], template_texts: Sequence[str] = ()) -> Tokenizer:

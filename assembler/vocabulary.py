@@ -48,11 +48,13 @@ class LengthBound:
 class Vocabulary:
     """token_bytes: by id, what each token adds to the text; for Joining.CONTEXT only nearly so.
     special_ids: control tokens, which are not shown as text.
+    byte_pieces: of Joining.BYTE_PIECES, the ids that stand for a byte each, of whatever character.
     length_bound: None where a token can stand for any number of characters.
     """
 
     token_bytes: Sequence[bytes]
     special_ids: frozenset[int]
+    byte_pieces: frozenset[int]
     joining: Joining
     length_bound: LengthBound | None
 
@@ -78,6 +80,7 @@ def read(tokenizer: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         token_bytes=table,
         special_ids=frozenset(token["id"] for token in added if token["special"]),
+        byte_pieces=frozenset(token_id for token_id, piece in pieces.items() if _byte(piece, joining) is not None),
         joining=joining,
         length_bound=_length_bound(tokenizer, table, joining),
     )
@@ -116,7 +119,7 @@ def _joining(decoder: Mapping[str, Any] | None) -> Joining:
     if {"Replace", "ByteFallback", "Fuse"} <= set(parts) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         replace, strip = parts["Replace"], parts.get("Strip")
         marks_are_spaces = replace["pattern"] == {"String": _SPACE_MARK} and replace["content"] == " "
-        if marks_are_spaces and (strip is None or strip["stop"] == 0):
+        if marks_are_spaces and (strip is None or (strip["start"] <= 1 and strip["stop"] == 0)):
             return Joining.BYTE_PIECES
     return Joining.CONTEXT
 
@@ -137,8 +140,14 @@ def _piece_bytes(piece: str, joining: Joining) -> bytes:
             return bytes([_BYTE_LETTERS[letter] for letter in piece])
         except KeyError:  # an added token, whose text is meant as it stands
             return piece.encode()
-    byte = _BYTE_PIECE.fullmatch(piece) if joining is Joining.BYTE_PIECES else None
-    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE_MARK, " ").encode()
+    byte = _byte(piece, joining)
+    return piece.replace(_SPACE_MARK, " ").encode() if byte is None else byte
+
+
+def _byte(piece: str, joining: Joining) -> bytes | None:
+    """The byte that a piece stands for."""
+    found = _BYTE_PIECE.fullmatch(piece) if joining is Joining.BYTE_PIECES else None
+    return bytes([int(found[1], 16)]) if found else None
 
 
 def _length_bound(tokenizer: Mapping[str, Any], table: Iterable[bytes], joining: Joining) -> LengthBound | None:

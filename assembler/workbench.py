@@ -14,6 +14,8 @@ _INLINE_SECONDS: Final = 0.002
 _INLINE_CHARACTERS: Final = 49_152
 # `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
 _SLOWER: Final = 16
+# A token is decoded in the time of so many characters, 200 to 450 ns.
+_DECODED: Final = 12
 # Bytes are digested at so many times the rate at which characters are encoded.
 _DIGESTED_PER_ENCODED: Final = 16
 # Only one can render at a time, and each keeps words that the tokenizer has met: 10 to 30 MB as a rule, 110 at most.
@@ -32,6 +34,10 @@ class Workbench:
     async def encoding(self, characters: int, work: Callable[[], T], *, slowly: bool = False) -> T:
         """Work that takes as long as encoding so many characters. slowly: with the slower library."""
         return await self._worked(_SLOWER * characters if slowly else characters, work)
+
+    async def decoding(self, tokens: int, work: Callable[[], T]) -> T:
+        """Work that takes as long as decoding so many tokens."""
+        return await self._worked(_DECODED * tokens, work)
 
     async def digesting(self, characters: int, work: Callable[[], T]) -> T:
         """Work that takes as long as digesting so many characters."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from assembler import tokenizer
+from assembler import decoding, tokenizer
 from assembler.detokenizer import StopRule, detokenizer
 from assembler.sample import Sample
 from assembler.tokenizer import Tokenizer
@@ -101,6 +101,73 @@ def test_deltas_are_the_decode_of_prompt_and_answer_less_that_of_the_prompt(
     prompt = list(own.encode(data.draw(st.sampled_from(PROMPTS))))
     ids = data.draw(ids_for(own))
     assert own.decode_shown(prompt) + "".join(deltas(own, prompt, ids)) == own.decode_shown([*prompt, *ids])
+
+
+@UNHURRIED
+@given(data=st.data())
+def test_an_answer_completes_the_character_that_its_prompt_ends_inside(own: Tokenizer, data: st.DataObject) -> None:
+    text = data.draw(st.text("aé你😀🇩न", min_size=1, max_size=8))
+    ids = list(own.encode(text))
+    cut = data.draw(st.integers(1, len(ids)))
+    whole, prompt = own.decode_shown(ids), own.decode_shown(ids[:cut])
+    if own.vocabulary.joining is not Joining.CONTEXT and "\ufffd" not in whole:
+        spaces = len(b"".join(map(own.vocabulary.bytes_of, ids))) - len(whole.encode())  # at the beginning, not shown
+        known = b"".join(map(own.vocabulary.bytes_of, ids[:cut]))[spaces:]
+        prompt = known.decode(errors="ignore")
+    elif not whole.startswith(prompt):
+        assert "\ufffd" in prompt
+        return
+    assert prompt + "".join(deltas(own, ids[:cut], ids[cut:])) == whole
+
+
+@UNHURRIED
+@given(text=st.sampled_from(["é", "你", "😀", "Look: 🦩"]), data=st.data())
+def test_a_prompt_that_stays_open_has_its_mark_and_the_answer_has_none(
+    own: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = list(own.encode(text))
+    prompt, answer = ids[: data.draw(st.integers(1, len(ids)))], list(own.encode("x" + data.draw(TEXTS)))
+    assert own.decode_shown(prompt) + "".join(deltas(own, prompt, answer)) == own.decode_shown(prompt + answer)
+
+
+@UNHURRIED
+@given(data=st.data())
+def test_control_tokens_at_the_end_of_a_prompt_hide_nothing_of_what_is_before_them(
+    own: Tokenizer, data: st.DataObject
+) -> None:
+    control = sorted(own.vocabulary.special_ids)
+    prompt = [*own.encode("The capital"), *data.draw(st.lists(st.sampled_from(control), min_size=6, max_size=30))]
+    ids = list(own.encode("of France"))
+    assert own.decode_shown(prompt) + "".join(deltas(own, prompt, ids)) == own.decode_shown(prompt + ids)
+
+
+@UNHURRIED
+@given(data=st.data(), part=st.integers(1, 9))
+def test_ids_decoded_in_parts_give_what_the_library_gives_for_all(
+    own: Tokenizer, data: st.DataObject, part: int
+) -> None:
+    text = TEXTS.map(lambda drawn: list(own.encode(drawn)))
+    token = st.integers(0, own.vocabulary.size + 2)
+    single = sorted(own.vocabulary.byte_pieces) or [0]
+    runs = st.lists(st.sampled_from(single), max_size=12)
+    ids = data.draw(st.lists(text | st.lists(token, max_size=6) | runs, max_size=8).map(lambda each: [*chain(*each)]))
+    assert decoding.decode(ids, own.vocabulary, own.decode, part) == own.decode(ids)
+
+
+def test_a_long_text_is_decoded_in_parts_of_no_more_than_the_library_may_hold(
+    own: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(own.encode("The capital of 你好 is 😀. ")) * 3000
+    whole, longest, library = own.decode(ids[:]), [0], own._encoder.decode
+
+    def noting(some: list[int], **options: bool) -> str:
+        longest[0] = max(longest[0], len(some))
+        return library(some, **options)
+
+    monkeypatch.setattr(own._encoder, "decode", noting, raising=True)
+    assert own.decode(ids) == whole == library(ids, skip_special_tokens=False)
+    if own.vocabulary.joining is not Joining.CONTEXT:
+        assert longest[0] < decoding.PART + 50
 
 
 @UNHURRIED

@@ -2,7 +2,7 @@
 
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from assembler.model_files import ModelFiles
 from assembler.orders import Fitting, Order
 from assembler.pipeline import Assembler
 from assembler.recall import COMMON
-from assembler.tokenizer import TokenIds
+from assembler.tokenizer import TokenIds, Tokenizer
 from assembler.truncation import Window
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
@@ -263,6 +263,26 @@ async def test_long_prompts_are_taken_apart_beside_the_event_loop(
         monkeypatch.setattr(module, name, noting)
     found = await explained(assemblers["chatml"], chat_of(("user", "All work and no play. " * 5_000), ("user", "x")))
     assert told(found, 1) == "x"
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_long_ids_are_taken_apart_beside_the_event_loop(
+    assemblers: dict[str, Assembler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, decode = set(), Tokenizer.decode
+
+    def noting(own: Tokenizer, ids: Sequence[int]) -> str:
+        threads.add(threading.current_thread())
+        return decode(own, ids)
+
+    tokenizer = assemblers["qwen3"].files.tokenizer
+    ids = [*tokenizer.encode("<|im_start|>user\n"), *tokenizer.encode("All work and no play. 你好 " * 2_000)]
+    prompt = assembler_pb2.Prompt(token_ids=assembler_pb2.TokenIds(ids=ids))
+    whole = tokenizer.decode(ids)
+    monkeypatch.setattr(Tokenizer, "decode", noting)
+    found = await explained(assemblers["qwen3"], prompt=prompt)
+    assert "".join(each.text for each in found.told.segments) == whole
     assert threads
     assert threading.main_thread() not in threads
 

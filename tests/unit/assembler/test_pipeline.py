@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,9 @@ import grpc
 import pytest
 
 from assembler.model_files import ModelFiles
-from assembler.orders import Assembled, Order
+from assembler.orders import Assembled, Order, Policies
 from assembler.pipeline import Assembler
+from assembler.tokenizer import Tokenizer
 from hermes.v1 import assembler_pb2, types_pb2
 from shared.errors import HermesError
 
@@ -164,6 +166,26 @@ async def test_a_long_text_is_worked_on_beside_the_event_loop(assembler: Assembl
     await asyncio.sleep(0)
     assert not task.done()
     assert list((await task).ids) == reference(text)["input_ids"]
+
+
+@pytest.mark.parametrize("return_text", [True, False], ids=["returned", "logged"])
+async def test_long_ids_are_decoded_beside_the_event_loop(
+    files: ModelFiles, return_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, decode = set(), Tokenizer.decode
+
+    def noting(own: Tokenizer, ids: Sequence[int]) -> str:
+        threads.add(threading.current_thread())
+        return decode(own, ids)
+
+    text = "The quick brown fox. 😀 " * 2000
+    assembler = Assembler(files, Policies(log_head_tail=not return_text))
+    monkeypatch.setattr(Tokenizer, "decode", noting)
+    assembled = await assembler.assemble(Order(ids(*files.tokenizer.encode(text)), None, return_text=return_text))
+    assembler.close()
+    assert assembled.text == (text if return_text else None)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_control_text_is_encoded_beside_the_event_loop_also_in_shorter_prompts(assembler: Assembler) -> None:
