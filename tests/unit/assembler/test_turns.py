@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assembler import model_files
@@ -88,6 +88,7 @@ GOING_ON = ("chatml", "next", "places", "smollm2", "zephyr", "hermes", "phi3")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=30)
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=12), tools=TOOLS, data=st.data())
 def test_a_conversation_that_goes_on_comes_out_as_when_it_is_rendered_whole(
     name: str, messages: list[Message], tools: tuple[Tool, ...], data: st.DataObject
