@@ -8,8 +8,8 @@ from assembler.tokenizer import TokenIds
 from hermes.v1 import assembler_pb2
 from shared.errors import HermesError, invalid_argument
 
-# Ids that are read without a pause, about 2 ms of work; other threads wait meanwhile.
-_READ_AT_ONCE: Final = 8192
+# Ids that are read without a pause, 2 ms of work; other threads wait meanwhile.
+_READ_AT_ONCE: Final = 32_768
 
 
 def check_count(prompt: assembler_pb2.Prompt, max_tokens: int | None) -> None:
