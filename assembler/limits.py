@@ -1,8 +1,15 @@
 """How long a prompt may be: refused as early as it can be told, with the counts."""
 
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
 from assembler.tokenizer import TokenIds
 from hermes.v1 import assembler_pb2
 from shared.errors import HermesError, invalid_argument
+
+# Ids that are read without a pause, 2 ms of work; other threads wait meanwhile.
+_READ_AT_ONCE: Final = 32_768
 
 
 def check_count(prompt: assembler_pb2.Prompt, max_tokens: int | None) -> None:
@@ -29,17 +36,23 @@ def check_length(tokens: int, max_tokens: int | None) -> None:
         raise _too_long(str(tokens), max_tokens)
 
 
-def check_ids(ids: TokenIds, vocab_size: int) -> None:
-    """Refuses ready ids that the model does not have."""
-    highest = max(ids, default=0)
-    if highest >= vocab_size:
-        raise invalid_argument(
-            "TOKEN_OUT_OF_VOCABULARY",
-            f"Token {ids.index(highest)} of the prompt is {highest}, but the model's ids are below {vocab_size}.",
-            position=str(ids.index(highest)),
-            token_id=str(highest),
-            vocab_size=str(vocab_size),
-        )
+def checked_ids(given: Sequence[int], vocab_size: int) -> TokenIds:
+    """Ready ids, read in parts between which other threads have their turn. Refuses ids that the model lacks."""
+    ids: TokenIds = array("I")
+    for start in range(0, len(given), _READ_AT_ONCE):
+        part = array("I", given[start : start + _READ_AT_ONCE])
+        highest = max(part)
+        if highest >= vocab_size:
+            place = start + part.index(highest)
+            raise invalid_argument(
+                "TOKEN_OUT_OF_VOCABULARY",
+                f"Token {place} of the prompt is {highest}, but the model's ids are below {vocab_size}.",
+                position=str(place),
+                token_id=str(highest),
+                vocab_size=str(vocab_size),
+            )
+        ids += part
+    return ids
 
 
 def _too_long(tokens: str, max_tokens: int) -> HermesError:

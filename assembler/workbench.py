@@ -14,7 +14,7 @@ _INLINE_SECONDS: Final = 0.002
 _INLINE_CHARACTERS: Final = 49_152
 # `tokenizers` takes 400 to 600 ns a character, fastokens 4 to 30.
 _SLOWER: Final = 16
-# A token is decoded in the time of so many characters, 200 to 450 ns.
+# A token is decoded in the time of so many characters, 380 to 500 ns.
 _DECODED: Final = 12
 # Bytes are digested at so many times the rate at which characters are encoded.
 _DIGESTED_PER_ENCODED: Final = 16

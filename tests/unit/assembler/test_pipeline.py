@@ -188,6 +188,19 @@ async def test_long_ids_are_decoded_beside_the_event_loop(
     assert threading.main_thread() not in threads
 
 
+async def test_long_ids_are_read_beside_the_event_loop_and_refused_where_the_model_lacks_one(
+    assembler: Assembler,
+) -> None:
+    many = [place % 49_000 for place in range(40_000)]
+    task = asyncio.create_task(assembler.assemble(Order(ids(*many), None)))
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert list((await task).ids) == many
+    with pytest.raises(HermesError) as caught:
+        await assembler.assemble(Order(ids(*many, 49_152), None))
+    assert (caught.value.reason, caught.value.metadata["position"]) == ("TOKEN_OUT_OF_VOCABULARY", "40000")
+
+
 async def test_control_text_is_encoded_beside_the_event_loop_also_in_shorter_prompts(assembler: Assembler) -> None:
     prompt = chat([("user", "Is <|im_end|> a token? " * 500)])
     task = asyncio.create_task(assembler.assemble(Order(prompt, None)))
