@@ -147,7 +147,10 @@ def lost(
         _parting(told, text),
         len(text) if places.found(text, messages[answer].content, len(asked)) >= 0 else len(asked),
     )
-    end = text.rfind(words) + len(words) if words else min(len(asked), len(text))
+    # Short answers may stand in what was said after them, too.
+    following = text.rfind(messages[answer + 1].content.strip())
+    at = text.rfind(words, 0, following if following >= 0 else len(text)) if words else -1
+    end = at + len(words) if at >= 0 else min(len(asked), len(text))
     return Lost(start, end, _message_at(text, conversation, start)) if start < end else None
 
 

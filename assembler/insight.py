@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from assembler import heads, histories, places
 from assembler.cache.key import tag_of
-from assembler.causes import Causes, Summary
+from assembler.causes import Causes, Summary, shown
 from assembler.drafts import Asked, Draft, Drafts, Sheet
 from assembler.findings import DYNAMIC_PREFIX, UNSTABLE_HISTORY, Finding
 from assembler.heads import Change, Head, Heads
@@ -50,9 +50,9 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Scope(NamedTuple):
-    """Prompts that may have their beginning in common."""
+    """Prompts that may have their beginning in common. tag: of their namespace, whose name can be long."""
 
-    namespace: str
+    tag: str
     template_version: str
 
 
@@ -79,7 +79,7 @@ class Insight:
     def forget(self, tag: str | None) -> None:
         """Forgets the prompts of the namespace of that tag, or of all."""
         self._causes.forget(tag)
-        for scope in [each for each in self._heads if tag in (None, tag_of(each.namespace))]:
+        for scope in [each for each in self._heads if tag in (None, each.tag)]:
             self._characters -= self._heads.pop(scope).size
 
     async def prefix(self, drafts: Drafts, draft: Draft, use: CacheUse) -> tuple[Finding, ...]:
@@ -91,7 +91,7 @@ class Insight:
         head = heads.head_of(sheet.text, sheet.conversation.messages) if use.any else None
         if head is None:
             return ()
-        changes = self._changes(_Scope(use.namespace, drafts.template.version), head, use)
+        changes = self._changes(_Scope(tag_of(use.namespace), drafts.template.version), head, use)
         return tuple([await self._told(change, draft, use.namespace) for change in changes])
 
     async def again(self, drafts: Drafts, sheet: Sheet, ids: TokenIds, use: CacheUse) -> tuple[Finding, ...]:  # noqa: ARG002
@@ -127,21 +127,17 @@ class Insight:
 
     def _changes(self, scope: _Scope, head: Head, use: CacheUse) -> tuple[Change, ...]:
         """What a new head changes."""
-        recent = self._recent(scope)
-        changes = () if not use.read or recent.is_known(head) else recent.changes(head)
+        recent = self._heads.pop(scope, None)
+        changes = () if recent is None or not use.read or recent.is_known(head) else recent.changes(head)
         if use.write:
+            recent = Heads() if recent is None else recent
             self._characters -= recent.size
             recent.add(head)
             self._characters += recent.size
+        if recent is not None:
+            self._heads[scope] = recent  # as the last that was asked for
             self._make_room(scope)
         return changes
-
-    def _recent(self, scope: _Scope) -> Heads:
-        recent = self._heads.get(scope)
-        if recent is None:
-            recent = self._heads[scope] = Heads()
-        self._heads.move_to_end(scope)
-        return recent
 
     def _make_room(self, kept: _Scope) -> None:
         """Forgets the namespaces that were longest without a prompt."""
@@ -188,14 +184,15 @@ class Insight:
         return len(ids)
 
     def _say_once(self, namespace: str, what: str, tokens: int) -> None:
-        if (namespace, what) in self._said:
+        said = tag_of(namespace), what
+        if said in self._said:
             return
-        self._said[namespace, what] = None
+        self._said[said] = None
         if len(self._said) > _MOST_SAID:
             self._said.popitem(last=False)
         _log.warning(
             "prompts of %s begin differently, which costs %d tokens of the prefix cache with each: %s (said once)",
-            f"namespace {namespace!r}" if namespace else "the namespace without a name",
+            f"namespace {shown(namespace)!r}" if namespace else "the namespace without a name",
             tokens,
             what,
         )

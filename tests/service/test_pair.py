@@ -255,7 +255,7 @@ def test_the_tree_is_warmed_shown_and_flushed_from_the_command_line(assembler, e
     assert "prompts:" in counted
     assert "tree:" in counted
     flushed = hermes("cache", "flush", "--namespace", "cli", *both)
-    assert "blocks are free now" in flushed.stderr
+    assert "blocks were freed" in flushed.stderr
     assert "are forgotten" in flushed.stderr
 
 

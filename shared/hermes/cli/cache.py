@@ -106,7 +106,7 @@ def flush(
         freed = _told(lambda: prefix_tree.ask(executor, tls_ca, lambda stub: stub.FlushTree(flushed, timeout=timeout)))
         done = done and freed is not None
         if freed is not None:
-            note(f"{freed.freed_blocks} blocks are free now")
+            note(f"{freed.freed_blocks} blocks were freed")
     if not done:
         raise typer.Exit(1)
 

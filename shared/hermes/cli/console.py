@@ -86,10 +86,7 @@ def text_or_stdin(text: str) -> str:
 def warn_about(info: AssemblyInfo) -> None:
     """What the assembler found odd about the prompt."""
     for warning in info.warnings:
-        place = "" if warning.message_index is None else f" (message {warning.message_index})"
-        cost = f" It costs about {warning.tokens} tokens." if warning.tokens else ""
-        said = f"warning: {warning.message}{cost}{place} [{warning.code}]"
-        err.print(visible(said), style="yellow", markup=False, emoji=False)
+        err.print(visible(f"warning: {warning.message} [{warning.code}]"), style="yellow", markup=False, emoji=False)
         if warning.remedy:
             err.print(f"  {visible(warning.remedy)}", style="yellow", markup=False, emoji=False)
 

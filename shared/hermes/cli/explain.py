@@ -88,7 +88,8 @@ def _show(explanation: Explanation, layout: Layout, *, full: bool) -> None:
     out.print(_bar("assembly cache", info.cached_tokens, tokens))
     out.print(_bar("prefix tree", explanation.tree_cached_tokens, tokens))
     dropped = f", {info.dropped_rounds} oldest rounds left out" if info.dropped_rounds else ""
-    note(f"{tokens} tokens in {len(explanation.segments)} pieces{dropped}")
+    pieces = len(explanation.segments)
+    note(f"{tokens} tokens in {pieces} {'piece' if pieces == 1 else 'pieces'}{dropped}")
     for rewrite in explanation.rewrites:
         note(f"{rewrite.message} {rewrite.remedy}")
 
@@ -103,7 +104,7 @@ def _pieces(segments: Sequence[Segment], *, full: bool) -> list[Segment | Sequen
 def _bar(name: str, cached: int | None, tokens: int) -> Text:
     """How far a cache reaches."""
     if cached is None:
-        return Text(f"{name:14}  not known: no executor told")
+        return Text(f"{name:14}  not known: no executor answered")
     filled = max(_BAR_CELLS * cached // tokens, min(cached, 1))
     return Text.assemble(
         f"{name:14}  ", ("█" * filled, "green"), ("░" * (_BAR_CELLS - filled), "dim"), f"  {cached} of {tokens} tokens"

@@ -200,3 +200,16 @@ def test_an_assembler_tells_what_its_templates_do(files: ModelFiles, styled: dic
 def test_only_white_space_is_no_unstable_history() -> None:
     assert History((Rewrite.SPACES,)).is_stable
     assert not History((Rewrite.SPACES, Rewrite.TURNS)).is_stable
+
+
+async def test_an_answer_whose_words_stand_in_the_next_question_costs_no_more_than_itself(
+    styled: dict[str, ModelFiles],
+) -> None:
+    assembler = Assembler(styled["qwen3"])
+    document = "There is a long document about whatever it may be. " * 200
+    turns = [("user", "How many?"), ("assistant", "42"), ("user", f"{document} Is it 42?")]
+    messages = [types_pb2.Message(role=role, content=content) for role, content in turns]
+    prompt = assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages))
+    found = (await assembler.assemble(Order(prompt, None, cache=CacheUse()))).findings
+    assembler.close()
+    assert sum(each.tokens for each in found) < 20

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from assembler import insight as insight_module
 from assembler import template_files
 from assembler.cache.key import tag_of
+from assembler.causes import Causes
 from assembler.findings import DYNAMIC_PREFIX, Finding
 from assembler.jinja_template import JinjaTemplate
 from assembler.metrics import AssemblerMetrics
@@ -415,3 +416,28 @@ def test_warnings_are_counted_by_code_with_their_tokens() -> None:
 
     assert (value("warnings", "DYNAMIC_PREFIX"), value("warning_tokens", "DYNAMIC_PREFIX")) == (1, 11)
     assert (value("warnings", "ROLE_ORDER"), value("warnings", "CONTROL_TEXT")) == (1, 0)
+
+
+async def test_requests_that_keep_nothing_leave_no_namespace_behind(assembler: Assembler, use: CacheUse) -> None:
+    insight = assembler.insight
+    assert insight is not None
+    before = len(insight._heads)
+    for number in range(50):
+        reading = CacheUse(f"{use.namespace} {number}", write=False)
+        await assembled(assembler, reading, ("system", "Be kind."), ("user", "Why?"))
+    assert len(insight._heads) == before
+
+
+def test_sums_are_bounded_over_all_namespaces_and_show_the_beginnings_of_long_names() -> None:
+    causes = Causes()
+    finding = Finding(DYNAMIC_PREFIX, "A message.", 0, "A remedy.", 3)
+    for number in range(50):
+        for _ in range(1000):
+            causes.add(f"{number} " + "n" * 100_000, [finding])
+    summaries = causes.summaries()
+    assert sum(each.prompts for each in summaries) <= 20_000
+    assert max(len(each.namespace) for each in summaries) < 100
+    (last,) = causes.summaries("49 " + "n" * 100_000)
+    assert [(each.prompts, each.tokens) for each in last.causes] == [(1000, 3000)]
+    causes.forget(None)
+    assert causes.summaries() == []

@@ -134,7 +134,7 @@ def test_warnings_go_to_standard_error(hermes, assembler):
     warning.message, warning.remedy, warning.message_index = "It is odd.", "Mend it.", 2
     code, out, err = hermes("chat", "hi")
     assert (code, out) == (0, "x\n")
-    assert "warning: It is odd. (message 2) [ROLE_ORDER]\n  Mend it.\n" in err
+    assert "warning: It is odd. [ROLE_ORDER]\n  Mend it.\n" in err
 
 
 def test_generate_sends_raw_text(hermes, assembler):

@@ -111,7 +111,7 @@ def test_a_pin_for_no_time_or_for_ever_is_wrong_usage(cache, admin, value):
 
 def test_unpin_and_flush(cache, admin):
     assert cache("unpin", "pin-1") == (0, "", "")
-    assert cache("flush", "--namespace", "a", "--only", "tree") == (0, "", "12 blocks are free now\n")
+    assert cache("flush", "--namespace", "a", "--only", "tree") == (0, "", "12 blocks were freed\n")
     assert [request.SerializeToString() for request in admin.requests] == [
         executor_pb2.UnpinPrefixRequest(pin_id="pin-1").SerializeToString(),
         executor_pb2.FlushTreeRequest(namespace="a").SerializeToString(),
@@ -119,7 +119,7 @@ def test_unpin_and_flush(cache, admin):
 
 
 def test_flush_empties_both_caches_or_the_one_that_is_named(cache, assembler, admin):
-    forgotten, freed = "5 prompts and beginnings are forgotten\n", "12 blocks are free now\n"
+    forgotten, freed = "5 prompts and beginnings are forgotten\n", "12 blocks were freed\n"
     assert cache("flush") == (0, "", forgotten + freed)
     assert cache("flush", "--only", "prompts", "--namespace", "b") == (0, "", forgotten)
     assert assembler.flushes == ["", "b"]
@@ -128,7 +128,7 @@ def test_flush_empties_both_caches_or_the_one_that_is_named(cache, assembler, ad
 
 def test_flush_empties_the_one_that_can_be_reached_and_says_that_the_other_cannot(cache, assembler):
     assembler.error = unavailable("CACHE_UNAVAILABLE", "The disk is away.")
-    assert cache("flush") == (1, "", "hermes: The disk is away.\n12 blocks are free now\n")
+    assert cache("flush") == (1, "", "hermes: The disk is away.\n12 blocks were freed\n")
     assembler.error = None
     code, _, err = cache("flush", "--executor", "127.0.0.1:1")
     assert code == 1
