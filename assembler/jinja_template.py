@@ -99,7 +99,7 @@ class JinjaTemplate:
         form = self.call_form or CallForm.EMPTY_TEXT_MAPPING
         self.words = words.read(tree, environment.written, self._renders(form))
         self._apart = environment.apart
-        if not self._goes_on():
+        if self._apart is not None and not self._goes_on():
             self._apart = None
 
     def check(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
@@ -208,8 +208,10 @@ class JinjaTemplate:
                 grown = replace(conversation, messages=conversation.messages[:count])
                 try:
                     page, whole = self.write(grown, _DEFAULT_OPTIONS, told), self.render(grown, _DEFAULT_OPTIONS)
-                except HermesError:  # it refuses such a conversation, or one that ends so
-                    continue
+                except HermesError as error:
+                    if error.reason == "RENDER_LIMIT":  # nor will the others come to an end
+                        return False
+                    continue  # it refuses such a conversation, or one that ends so
                 if page.text != whole or own_of(page.text) != own_of(whole):
                     return False
                 told = page.told

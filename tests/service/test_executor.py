@@ -468,7 +468,7 @@ def test_a_terminated_executor_finishes_the_answer_that_runs(model_directory):
 def test_what_cannot_start_says_why_in_one_sentence_and_ends_with_2(model_directory, flags, sentence):
     if sentence == "CUDA" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    process = ServiceProcess("executor", "--model", str(model_directory), *flags)
+    process = ServiceProcess("executor", "--model", str(model_directory), *flags, *EXACT)
     assert process.process.wait(60) == 2
     process.stop()
     said = [line for line in process.log if line.startswith("hermes-executor: ")]

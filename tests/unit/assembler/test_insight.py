@@ -431,13 +431,13 @@ async def test_requests_that_keep_nothing_leave_no_namespace_behind(assembler: A
 def test_sums_are_bounded_over_all_namespaces_and_show_the_beginnings_of_long_names() -> None:
     causes = Causes()
     finding = Finding(DYNAMIC_PREFIX, "A message.", 0, "A remedy.", 3)
-    for number in range(50):
+    for number in range(25):
         for _ in range(1000):
-            causes.add(f"{number} " + "n" * 100_000, [finding])
+            causes.add(f"{number} " + "n" * 1000, [finding])
     summaries = causes.summaries()
     assert sum(each.prompts for each in summaries) <= 20_000
     assert max(len(each.namespace) for each in summaries) < 100
-    (last,) = causes.summaries("49 " + "n" * 100_000)
+    (last,) = causes.summaries("24 " + "n" * 1000)
     assert [(each.prompts, each.tokens) for each in last.causes] == [(1000, 3000)]
     causes.forget(None)
     assert causes.summaries() == []
