@@ -88,7 +88,7 @@ class Turns:
 
         A guess by few of its texts, which is quick.
         """
-        for count in range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1):
+        for count in _counts(messages):
             after = self._ends.get((tag, count, messages[count - 1].content))
             if after is not None:
                 return count + 1 < len(messages) or after != hash(messages[count].content)
@@ -96,7 +96,7 @@ class Turns:
 
     def find(self, scope: Scope, messages: tuple[Message, ...]) -> Told | None:
         """The longest beginning that is known, but never of all messages."""
-        for count in range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1):
+        for count in _counts(messages):
             key = _key(scope, messages[:count])
             told = self._kept.get(key)
             if told is not None and told.messages == messages[:count]:
@@ -132,6 +132,11 @@ class Turns:
         if told is not None:
             self._bytes -= told.bytes
             self._ends.pop(_end(key[0], told), None)
+
+
+def _counts(messages: Sequence[Spoken]) -> range:
+    """How many messages the beginnings may have that a conversation has grown from, the most first."""
+    return range(len(messages) - 1, max(FIRST_MESSAGES, len(messages) - _NEAR) - 1, -1)
 
 
 def _end(scope: Scope, told: Told) -> tuple[str, int, str]:
@@ -220,7 +225,7 @@ class Rest:
         self.start = start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(list(self.messages) if self.start == 0 else self.messages[self.start :])
+        return iter(self.messages[self.start :])
 
     def place(self, loop: LoopContext, attribute: str) -> Any:
         """What the loop tells of its place."""
