@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import grpc
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +103,25 @@ def told(error: grpc.RpcError) -> Told:
     infos[0].Unpack(info)
     assert info.domain == "hermes"
     return Told(error.code(), info.reason, error.details() or "")
+
+
+def executor_process(model_directory, port: int = 0) -> ServiceProcess:
+    return ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "256MiB", *EXACT, port=port)
+
+
+def assembler_process(model_directory, executor: ServiceProcess) -> ServiceProcess:
+    process = ServiceProcess("assembler", "--model", str(model_directory), "--executor", executor.address)
+    becomes_healthy(process)
+    return process
+
+
+def becomes_healthy(assembler: ServiceProcess) -> None:
+    """Returns when answers can be had."""
+    with assembler.channel() as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="hermes.v1.Assembler.Generate"), timeout=60
+        )
+        for answer in watch:
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                watch.cancel()
+                return

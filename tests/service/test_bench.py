@@ -5,29 +5,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from hermes.bench.figures import figures_of
 from hermes.bench.report import read
 from hermes.v1 import executor_pb2, executor_pb2_grpc
-from tests.service.services import ROOT, ServiceProcess
-from tests.service.test_pair import assembler_process, executor_process
-
-
-@pytest.fixture(scope="module")
-def executor(model_directory) -> Iterator[ServiceProcess]:
-    process = executor_process(model_directory)
-    yield process
-    assert process.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def assembler(model_directory, executor) -> Iterator[ServiceProcess]:
-    process = assembler_process(model_directory, executor)
-    yield process
-    assert process.stop() == 0
+from tests.service.services import ROOT
 
 
 def test_a_small_load_hits_with_the_caches_on_computes_all_with_them_off_and_leaves_nothing(

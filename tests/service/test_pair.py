@@ -13,13 +13,12 @@ from unittest.mock import ANY
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from hermes.client import AsyncClient, Client
 from hermes.v1 import assembler_pb2, assembler_pb2_grpc, executor_pb2, executor_pb2_grpc, types_pb2
 from shared.errors import HermesError
-from tests.service.services import EXACT, ServiceProcess, told
+from tests.service.services import ServiceProcess, assembler_process, becomes_healthy, executor_process, told
 
 SYSTEM = (
     "You are a helpful travel agent. " + "Answer briefly, kindly and truthfully, and say so when you do not know. " * 8
@@ -27,42 +26,6 @@ SYSTEM = (
 # The last token of an answer has no keys and values, and what fills less of a block than this is not copied.
 MIN_COPY_TOKENS = 4
 QUESTION = "What is the capital of France?"
-
-
-def executor_process(model_directory, port: int = 0) -> ServiceProcess:
-    return ServiceProcess("executor", "--model", str(model_directory), "--kv-memory", "256MiB", *EXACT, port=port)
-
-
-def assembler_process(model_directory, executor: ServiceProcess) -> ServiceProcess:
-    process = ServiceProcess("assembler", "--model", str(model_directory), "--executor", executor.address)
-    becomes_healthy(process)
-    return process
-
-
-def becomes_healthy(assembler: ServiceProcess) -> None:
-    """Returns when answers can be had."""
-    with assembler.channel() as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service="hermes.v1.Assembler.Generate"), timeout=60
-        )
-        for answer in watch:
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                watch.cancel()
-                return
-
-
-@pytest.fixture(scope="module")
-def executor(model_directory) -> Iterator[ServiceProcess]:
-    process = executor_process(model_directory)
-    yield process
-    assert process.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def assembler(model_directory, executor) -> Iterator[ServiceProcess]:
-    process = assembler_process(model_directory, executor)
-    yield process
-    assert process.stop() == 0
 
 
 @pytest.fixture
