@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from prometheus_client import CollectorRegistry
 
+from executor.additions import additions
 from executor.admin import ExecutorAdminService
 from executor.engine import Engine
 from executor.mailbox import Outbox
@@ -78,7 +79,7 @@ def build(
         on_death=on_death,
     )
     metrics.watch(lambda: engine.load)
-    adoption = Adoption(settings.cpu_attention, model.layout, engine.adopt)
+    adoption = Adoption(additions(settings.cpu_attention, model, engine))
     adoption.begin()
     info = _describe(settings, directory, model, cache.block_size)
     translator = Translator(

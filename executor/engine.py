@@ -142,9 +142,9 @@ class Engine:
         self._put(run)
         return future
 
-    def adopt(self, kernel: DecodeKernel) -> None:
-        """Gives the engine another kernel from its next step on. Raises what the engine ended with, if it has."""
-        self._put(lambda: setattr(self, "kernel", kernel))
+    def adopt(self, change: Callable[[], None]) -> None:
+        """Changes how steps are computed, before the next one. Raises what the engine ended with, if it has."""
+        self._put(change)
 
     def step(self) -> bool:
         """Takes what is in the inbox and runs one step. Returns whether requests are left."""

@@ -28,8 +28,10 @@ class Forward(NamedTuple):
     """A forward that was proven."""
 
     run: Run
+    module: nn.Module
+    """What has its linears."""
     packed_rows: int = 0
-    """The most rows that its linears take by packed weights; 0 where they are dense."""
+    """The most rows that they take by packed weights; 0 where they are dense."""
 
 
 def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> Forward:
@@ -44,7 +46,7 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
     if layout.device.type != "cpu" or layout.dtype != torch.float32:
         if cpu_linear == "fp16":
             raise _not_packed("they are for float32 on a CPU, and this is not")
-        return Forward(own)
+        return Forward(own, network)
 
     module, run = network, own
     if LeanNetwork.knows(network):
@@ -53,20 +55,20 @@ def choose_forward(network: Any, layout: KVLayout, cpu_linear: CpuLinear) -> For
             module = run = lean
     most_rows = _packed_rows(network, module, cpu_linear)
     if not most_rows:
-        return Forward(run)
+        return Forward(run, module)
 
     linears.round_weights(module)
     probe = Probe(network, layout)  # anew, since it is the rounded weights that count now
     dense = list(linears.linears(module))
     linears.pack(module, most_rows)
     if _holds(probe, run, "packed linears"):
-        return Forward(run, most_rows)
+        return Forward(run, module, most_rows)
     for parent, name, linear in dense:
         setattr(parent, name, linear)
     if cpu_linear == "fp16":
         raise _not_packed("they do not compute here what dense ones do")
     log.warning("CPU linears: dense, with weights that stay rounded to fp16")
-    return Forward(run)
+    return Forward(run, module)
 
 
 def _own_run(network: Any) -> Run:

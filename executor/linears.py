@@ -1,9 +1,9 @@
-"""Linears for CPUs: weights packed in half precision for few rows, dense in single precision for many.
+"""Linears for CPUs: weights packed in half precision for few rows, another product for many.
 
 Few rows leave a linear waiting for its weights to come from memory, and half as many bytes come twice as fast; many
-rows are bound by arithmetic, where the dense product is faster. Both multiply the same weights, rounded to half
-precision, in single precision, so that the number of rows in a step changes a result by no more than the order of
-summation does.
+rows are bound by arithmetic, where the dense product is faster, or one on AMX tiles (`tiling.py`). All multiply the
+same weights, rounded to half precision, as exactly as single precision does, so that the number of rows in a step
+changes a result by no more than the order of summation does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own name for it
@@ -35,6 +35,10 @@ _FEWEST_ROWS: Final = 8
 """The row count up to which packed weights serve where they were asked for and yet won nowhere."""
 
 
+Product = Callable[[Tensor], Tensor]
+"""What a linear does: `[..., in]` to `[..., out]`."""
+
+
 class PackedLinear(nn.Module):
     """Stands in for an `nn.Linear`: `[..., in]` to `[..., out]`, packed up to `most_rows` rows, dense above."""
 
@@ -44,16 +48,35 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = dense.in_features, dense.out_features
         self.weight, self.bias = dense.weight, dense.bias
         self.most_rows = most_rows
-        self.packed = _pack(dense)
+        self._packed = _pack(dense)
+        self._many: Product = self._dense
 
     def forward(self, rows: Tensor) -> Tensor:
-        if rows.numel() <= self.most_rows * self.in_features:
-            return _multiply(rows, self.packed)
+        return self.few(rows) if rows.numel() <= self.most_rows * self.in_features else self._many(rows)
+
+    def few(self, rows: Tensor) -> Tensor:
+        """The product by packed weights, whatever the number of rows."""
+        return _multiply(rows, self._packed)
+
+    def replace_dense(self, many: Product, most_rows: int) -> None:
+        """Takes another product for more than `most_rows` rows, and lets go of the dense weight."""
+        self._many, self.most_rows = many, most_rows
+        self.weight = let_go()
+
+    def _dense(self, rows: Tensor) -> Tensor:
         return F.linear(rows, self.weight, self.bias)
 
 
+Linear = TypeVar("Linear", nn.Linear, PackedLinear)
+
+
+def let_go() -> nn.Parameter:
+    """What stands in the place of a weight that nothing reads any more."""
+    return nn.Parameter(torch.empty(0), requires_grad=False)
+
+
 class Crossing(NamedTuple):
-    """Where packed linears stop being faster than dense ones."""
+    """Where packed linears stop being faster than another product of the same weights."""
 
     most_rows: int
     """The largest row count of those tried at which they were faster; 0 where they never were."""
@@ -109,9 +132,20 @@ def round_weights(module: nn.Module) -> None:
             part.copy_(part.half())
 
 
-@torch.inference_mode()
 def find_crossing(module: nn.Module) -> Crossing:
-    """Times both forms on some of the module's linears, at growing row counts. Takes about a second.
+    """Times packed and dense products on some of the module's linears. Takes about a second."""
+    sample = sample_of([linear for _, _, linear in linears(module)])
+    packed = [_pack(linear) for linear in sample]
+    return crossing_of(
+        [linear.in_features for linear in sample],
+        [lambda rows, weights=weights: _multiply(rows, weights) for weights in packed],  # type: ignore[misc]
+        [lambda rows, linear=linear: F.linear(rows, linear.weight, linear.bias) for linear in sample],  # type: ignore[misc]
+    )
+
+
+@torch.inference_mode()
+def crossing_of(widths: Sequence[int], few: Sequence[Product], many: Sequence[Product]) -> Crossing:
+    """Times two products of each of some linears with so many inputs, at growing row counts.
 
     On one thread, and by its time of the processor: beside other programs the time of day, and how long threads wait
     for each other, says more about those than about the linears.
@@ -119,28 +153,17 @@ def find_crossing(module: nn.Module) -> Crossing:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _climb(module)
+        return _climb(widths, few, many)
     finally:
         torch.set_num_threads(threads)
 
 
-def _climb(module: nn.Module) -> Crossing:
-    sample = _sample([linear for _, _, linear in linears(module)])
-    packed = [_pack(linear) for linear in sample]
+def _climb(widths: Sequence[int], few: Sequence[Product], many: Sequence[Product]) -> Crossing:
     most_rows, speedup, losses = 0, 1.0, 0
     for count in _LADDER:
-        rows = {width: torch.randn(count, width) for width in {linear.in_features for linear in sample}}
-        inputs = [rows[linear.in_features] for linear in sample]
-
-        def dense(inputs: Sequence[Tensor] = inputs) -> None:
-            for linear, given in zip(sample, inputs, strict=True):
-                F.linear(given, linear.weight, linear.bias)
-
-        def half(inputs: Sequence[Tensor] = inputs) -> None:
-            for weights, given in zip(packed, inputs, strict=True):
-                _multiply(given, weights)
-
-        times = [(_seconds(dense), _seconds(half)) for _ in range(_ROUNDS)]
+        rows = {width: torch.randn(count, width) for width in set(widths)}
+        inputs = [rows[width] for width in widths]
+        times = [(_seconds(many, inputs), _seconds(few, inputs)) for _ in range(_ROUNDS)]
         gain = min(one for one, _ in times) / min(other for _, other in times)
         if gain > 1:
             most_rows, losses = count, 0
@@ -169,25 +192,26 @@ def pack(module: nn.Module, most_rows: int) -> None:
         setattr(parent, name, packed[id(linear)])
 
 
-def _sample(candidates: Sequence[nn.Linear]) -> list[nn.Linear]:
+def sample_of(candidates: Sequence[Linear]) -> list[Linear]:
     """The first linears of layers that have enough weights between them to be read from memory.
 
     What layers are made of comes more than once. A head, of which there is one, runs on few rows whatever a step has.
     """
-    shapes = Counter(linear.weight.shape for linear in candidates)
-    sample: list[nn.Linear] = []
+    shapes = Counter((linear.out_features, linear.in_features) for linear in candidates)
+    sample: list[Linear] = []
     weights = 0
-    for linear in [each for each in candidates if shapes[each.weight.shape] > 1] or candidates:
+    for linear in [each for each in candidates if shapes[each.out_features, each.in_features] > 1] or candidates:
         if weights >= _SAMPLE_WEIGHTS:
             break
         sample.append(linear)
-        weights += linear.weight.numel()
+        weights += linear.out_features * linear.in_features
     return sample
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(products: Sequence[Product], inputs: Sequence[Tensor]) -> float:
     begin = time.thread_time()
-    work()
+    for product, rows in zip(products, inputs, strict=True):
+        product(rows)
     return time.thread_time() - begin
 
 

@@ -59,7 +59,7 @@ class Model:
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
         self.layout = discover_layout(network)
-        self._run, self.packed_rows = choose_forward(network, self.layout, cpu_linear)
+        self._run, self.module, self.packed_rows = choose_forward(network, self.layout, cpu_linear)
 
     @property
     def cpu_linear(self) -> Literal["dense", "fp16", ""]:

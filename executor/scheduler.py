@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from executor.batch import Work
@@ -75,6 +75,10 @@ class Scheduler:
         self._limits = limits
         self._short = False
         """Whether the last `schedule` had a place for the next one, but not the blocks."""
+
+    def set_pace(self, step_tokens: float) -> None:
+        """Steps take another time from now on: what limits.step_tokens says."""
+        self._limits = replace(self._limits, step_tokens=step_tokens)
 
     @property
     def running_requests(self) -> int:

@@ -1,64 +1,68 @@
-"""When an engine gets the native kernel: before its first step where it is compiled already, else while it serves.
+"""When an engine gets native code: before its first step where that is compiled already, else while it serves.
 
-Compiling takes some twenty seconds, more beside a busy engine. Nobody waits for that: torch's own attention serves
-until the kernel is there, and the engine changes over between two steps. Whoever asks for the kernel by name
-(`cpu_attention = "native"`) does wait, because without it there is no start.
+Compiling takes some twenty seconds, more beside a busy engine. Nobody waits for that: torch's own code serves until the
+native is there, and the engine changes over between two steps. Whoever asks for it by name does wait, because without
+it there is no start.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-import torch
-
-from executor.kv.pool import KVLayout
 from executor.native import library
-from executor.native.kernel import DecodeKernel, NativeKernel, NoKernelError, prove, require_fit
+from executor.native.library import Source
+from executor.native.operators import NoKernelError
 from shared.errors import HermesError, StartupError
-from shared.settings import CpuAttention
 
 log: Final = logging.getLogger(__name__)
 
 
-class Adoption:
-    """Brings the kernel to one engine."""
+class Addition(Protocol):
+    """Something native for one engine."""
 
-    def __init__(self, setting: CpuAttention, layout: KVLayout, adopt: Callable[[DecodeKernel], object]) -> None:
-        """adopt: takes a kernel that was proven; called from any thread, raises HermesError when the engine ended."""
-        self._setting = setting
-        self._layout = layout
-        self._adopt = adopt
+    name: str
+    """As sentences name it."""
+    instead: str
+    """Half a sentence: what serves without it."""
+    insist: str | None
+    """Where there is no start without it: half a sentence that says how to start nevertheless."""
+
+    def source(self) -> Source:
+        """What to compile. Raises NoKernelError where it does not fit this machine or model."""
+
+    def bring(self, compiled: Path) -> None:
+        """Loads and proves it, and hands it to the engine. Called from any thread.
+
+        Raises NoKernelError where it is not what it should be, and HermesError when the engine ended.
+        """
+
+    def leave_out(self, reason: NoKernelError) -> None:
+        """Says in the log why it is not there."""
+
+
+class Adoption:
+    """Brings what there is to one engine."""
+
+    def __init__(self, additions: Sequence[Addition]) -> None:
+        self._additions = additions
         self._stopped = threading.Event()
         self._builder: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Does what the setting says. Raises StartupError where it is "native" and the kernel cannot be had."""
-        if self._setting == "torch" or (self._setting == "auto" and self._layout.device.type != "cpu"):
-            return
-        try:
-            require_fit(self._layout)
-            place = library.place()
-            if library.is_there(place):
-                self._bring(place)
-            elif self._setting == "native":
-                log.info("building the native attention kernel; takes half a minute")
-                library.build(place, self._stopped)
-                self._bring(place)
-            else:
-                library.require_tools()
-                log.info("building the native attention kernel beside serving; torch's own serves until it is there")
-                self._builder = threading.Thread(target=self._build, args=(place,), name="native", daemon=True)
-                self._builder.start()
-        except NoKernelError as reason:
-            if self._setting == "native":
-                raise StartupError(
-                    f"There is no native attention kernel: {reason}; set cpu_attention = auto to serve without it."
-                ) from reason
-            _leave_out(reason)
+        """Brings what is there, and begins to build what is not.
+
+        Raises StartupError where something is insisted on and cannot be had.
+        """
+        missing = [each for each in self._additions if not self._is_brought(each)]
+        if missing:
+            names = " and ".join(each.name for each in missing)
+            log.info("building %s beside serving; %s until then", names, missing[0].instead)
+            self._builder = threading.Thread(target=self._build_all, args=(missing,), name="native", daemon=True)
+            self._builder.start()
 
     def close(self) -> None:
         """Ends a build that runs, and waits for that."""
@@ -66,24 +70,37 @@ class Adoption:
         if self._builder is not None:
             self._builder.join()
 
-    def _build(self, place: Path) -> None:
+    def _is_brought(self, addition: Addition) -> bool:
+        """Whether that is settled, one way or the other; if not, it can be built."""
         try:
-            library.build(place, self._stopped)
-            self._bring(place)
+            source = addition.source()
+            place = library.place(source)
+            if not library.is_there(place):
+                if addition.insist is None:
+                    library.require_tools()
+                    return False
+                log.info("building %s; takes half a minute", addition.name)
+                library.build(source, place, self._stopped)
+            addition.bring(place)
         except NoKernelError as reason:
-            if not self._stopped.is_set():
-                _leave_out(reason)
-        except HermesError:
-            log.debug("the engine ended before it got its kernel")
-        except Exception:
-            log.exception("building the native attention kernel failed; torch's own serves")
+            if addition.insist is not None:
+                raise StartupError(f"There is no {addition.name}: {reason}; {addition.insist}.") from reason
+            addition.leave_out(reason)
+        return True
 
-    def _bring(self, place: Path) -> None:
-        kernel = NativeKernel(place)
-        prove(kernel, self._layout.head_dim)
-        self._adopt(kernel)
-        log.info("attention of decoding sequences: native (%s)", torch.backends.cpu.get_cpu_capability())
-
-
-def _leave_out(reason: NoKernelError) -> None:
-    log.warning("attention of decoding sequences: torch's own, since there is no native kernel: %s", reason)
+    def _build_all(self, missing: Sequence[Addition]) -> None:
+        for addition in missing:
+            try:
+                source = addition.source()
+                place = library.place(source)
+                library.build(source, place, self._stopped)
+                addition.bring(place)
+            except NoKernelError as reason:
+                if self._stopped.is_set():
+                    return
+                addition.leave_out(reason)
+            except HermesError:
+                log.debug("the engine ended before it got its %s", addition.name)
+                return
+            except Exception:
+                log.exception("building the %s failed; %s", addition.name, addition.instead)

@@ -1,4 +1,4 @@
-"""The process that compiles the kernel with torch's own extension builder, loads it, and proves it.
+"""The process that compiles a library with torch's own extension builder, loads it, and proves it.
 
     python -m executor.native.compiling SOURCE DIRECTORY NAME FLAG...
 
@@ -13,10 +13,27 @@ from typing import Final
 
 from torch.utils import cpp_extension
 
-from executor.native.kernel import NativeKernel, NoKernelError, prove
+from executor.native import kernel, tiles
+from executor.native.kernel import NativeKernel
+from executor.native.operators import NoKernelError
+from executor.native.tiles import Tiles
 
 _WIDTHS: Final = (16, 64, 80, 128)
 """Widths of heads: each model's own is proven where it is served."""
+
+
+def _prove_attention(library: Path) -> None:
+    attention = NativeKernel(library)
+    for width in _WIDTHS:
+        kernel.prove(attention, width)
+
+
+def _prove_tiles(library: Path) -> None:
+    tiles.prove(Tiles(library))
+
+
+_PROOFS: Final = {"attention": _prove_attention, "tiles": _prove_tiles}
+"""By the names of their sources."""
 
 
 def main() -> int:
@@ -31,9 +48,7 @@ def main() -> int:
             build_directory=directory,
             is_python_module=False,
         )
-        kernel = NativeKernel(Path(directory, f"{name}.so"))
-        for width in _WIDTHS:
-            prove(kernel, width)
+        _PROOFS[Path(source).stem](Path(directory, f"{name}.so"))
     except (RuntimeError, OSError, NoKernelError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from executor.kv.pool import KVLayout
+from executor.native.operators import NoKernelError, load
 from executor.native.parts import Parts, Run, Stretch, cut
 
 _WIDTH: Final = 16  # floats of the widest vectors; a narrower machine's are a fraction of it
@@ -24,10 +25,6 @@ _LENGTHS: Final = (1, 2, 15, 16, 17, 63, 64, 65, 150, 256, 257, 600)
 _SHARED: Final = 300
 _BLOCK: Final = 24
 _KV_HEADS: Final = 2
-
-
-class NoKernelError(Exception):
-    """There is no native kernel for this machine or model. Its text is half a sentence that says why."""
 
 
 class DecodeKernel(Protocol):
@@ -53,18 +50,9 @@ class DecodeCall:
 class NativeKernel:
     """The kernel of a compiled library. Works on float32 on the CPU, and on whatever threads torch has."""
 
-    _loaded: dict[str, Any] = {}  # noqa: RUF012 -- of the process: a library that is loaded twice ends it
-
     def __init__(self, library: Path) -> None:
-        """Loads `library`, whose name is also that of its operators. Raises NoKernelError where it cannot be loaded."""
-        name = library.stem
-        if name not in self._loaded:
-            try:
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-            except (OSError, RuntimeError) as error:
-                raise NoKernelError(f"{library} cannot be loaded: {error.__cause__ or error}") from error
-            self._loaded[name] = getattr(torch.ops, name).attend.default
-        self._attend = self._loaded[name]
+        """Loads `library`. Raises NoKernelError where it cannot be loaded."""
+        self._attend = load(library).attend.default
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, parts: Parts, *, scale: float, output: Tensor

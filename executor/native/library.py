@@ -1,4 +1,4 @@
-"""Where the compiled kernel lies, and how it gets there: once for each source, torch, and kind of CPU.
+"""Where a compiled library lies, and how it gets there: once for each source, torch, and kind of CPU.
 
 It is compiled in a directory beside its place, and renamed when it has been proven there, so that nobody ever sees half
 of one; a lock keeps several processes from compiling the same thing, and goes with the process that holds it.
@@ -20,22 +20,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
-from executor.native.kernel import NoKernelError
+from executor.native.operators import NoKernelError
 from shared.directories import cache_directory
 
 log: Final = logging.getLogger(__name__)
 
-SOURCE: Final = Path(__file__).parent / "attention.cpp"
-
-_FLAGS: Final = {
+_SOURCES: Final = Path(__file__).parent
+_COMMON: Final = ("-O3", "-fopenmp")
+_VECTORS: Final = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"),
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
 }
 """What makes ATen's vectors those of a CPU, by torch's names for kinds of them."""
+_AMX: Final = ("-mavx512f", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 _LOOK_SECONDS: Final = 0.2
 _BUILD_SECONDS: Final = 900.0  # a minute at most, if it had the CPU for itself
 _END_SECONDS: Final = 5.0
@@ -43,24 +44,36 @@ _LOWEST_PRIORITY: Final = 19
 _OTHERS_MAY_WRITE: Final = 0o022
 
 
-def compiler_flags() -> tuple[str, ...]:
-    """For this CPU, as torch sees it. Raises NoKernelError where ATen has no vectors for it that we know."""
+class Source(NamedTuple):
+    """A C++ file, and what the compiler is told besides."""
+
+    path: Path
+    flags: tuple[str, ...]
+
+
+def attention() -> Source:
+    """The kernel, for this CPU as torch sees it. Raises NoKernelError where ATen has no vectors for it that we know."""
     capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in _FLAGS:
+    if capability not in _VECTORS:
         raise NoKernelError(f"it needs a CPU with AVX2 or AVX-512, and torch calls this one {capability}")
     vectors = (f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
-    return ("-O3", "-fopenmp", *vectors, *_FLAGS[capability])
+    return Source(_SOURCES / "attention.cpp", (*_COMMON, *vectors, *_VECTORS[capability]))
 
 
-def place() -> Path:
-    """Where the compiled kernel for this source, torch and CPU lies, or will. Raises NoKernelError, StartupError."""
-    what = (SOURCE.read_text(encoding="utf-8"), torch.__version__, platform.machine(), *compiler_flags())
+def tiles() -> Source:
+    """Products on AMX tiles."""
+    return Source(_SOURCES / "tiles.cpp", (*_COMMON, *_AMX))
+
+
+def place(source: Source) -> Path:
+    """Where the compiled library for this source, torch and CPU lies, or will. Raises StartupError."""
+    what = (source.path.read_text(encoding="utf-8"), torch.__version__, platform.machine(), *source.flags)
     digest = hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
-    return cache_directory() / "native" / f"attention_{digest}.so"
+    return cache_directory() / "native" / f"{source.path.stem}_{digest}.so"
 
 
 def is_there(library: Path) -> bool:
-    """Whether it has been compiled. Raises NoKernelError for a file that somebody else could have put there."""
+    """Whether it is there already. Raises NoKernelError for a file that somebody else could have put there."""
     try:
         owners = [(path.stat().st_uid, path.stat().st_mode) for path in (library, library.parent)]
     except FileNotFoundError:
@@ -81,8 +94,8 @@ def require_tools() -> None:
         raise NoKernelError("there is no ninja to build it with")
 
 
-def build(library: Path, stopped: threading.Event) -> None:
-    """Compiles and proves the kernel, unless another process does so first. Takes half a minute.
+def build(source: Source, library: Path, stopped: threading.Event) -> None:
+    """Compiles and proves a library, unless another process does so first. Takes half a minute.
 
     Raises NoKernelError, also when `stopped` is set meanwhile: then nothing of it is left running.
     """
@@ -91,18 +104,18 @@ def build(library: Path, stopped: threading.Event) -> None:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(library.with_suffix(".lock"), stopped):
             if not is_there(library):
-                _build_there(library, stopped)
+                _build_there(source, library, stopped)
     except OSError as error:
         raise NoKernelError(f"it cannot be built in {library.parent}: {error.strerror}") from error
 
 
-def _build_there(library: Path, stopped: threading.Event) -> None:
+def _build_there(source: Source, library: Path, stopped: threading.Event) -> None:
     prefix = f".{library.stem}-"
     for stale in library.parent.glob(f"{prefix}*"):  # of a process that was killed: the lock is ours
         shutil.rmtree(stale, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=prefix, dir=library.parent))
     try:
-        _compile(library.stem, draft, stopped)
+        _compile(source, library.stem, draft, stopped)
         made = draft / library.name
         made.chmod(0o600)
         with made.open("rb") as file:
@@ -112,12 +125,12 @@ def _build_there(library: Path, stopped: threading.Event) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _compile(name: str, directory: Path, stopped: threading.Event) -> None:
+def _compile(source: Source, name: str, directory: Path, stopped: threading.Event) -> None:
     """In a process of its own, since a kernel that crashes must crash that, behind all that serves."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(  # noqa: S603 -- our own program
-        [sys.executable, "-m", "executor.native.compiling", str(SOURCE), str(directory), name, *compiler_flags()],
+        [sys.executable, "-m", "executor.native.compiling", str(source.path), str(directory), name, *source.flags],
         env={**os.environ, "PATH": _search_path(), "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -139,7 +152,7 @@ def _compile(name: str, directory: Path, stopped: threading.Event) -> None:
                 _end(process)
                 raise NoKernelError("its build was stopped" if stopped.is_set() else "its build did not end") from None
     if process.returncode != 0:
-        log.debug("building the native attention kernel failed:\n%s", output)
+        log.debug("building %s failed:\n%s", source.path.name, output)
         ended = f"it ended by signal {-process.returncode}" if process.returncode < 0 else _reason(output)
         raise NoKernelError(f"its build failed: {ended}")
 
