@@ -37,7 +37,6 @@ class NativeAttention:
     """The kernel of `attention.cpp`."""
 
     name = "native attention kernel"
-    instead = "torch's own serves"
 
     def __init__(self, setting: CpuAttention, model: Model, engine: Engine) -> None:
         self.insist = "set cpu_attention = auto to serve without it" if setting == "native" else None
@@ -65,7 +64,6 @@ class TiledLinears:
     """The products of `tiles.cpp`, in the place of dense ones beside packed weights."""
 
     name = "AMX linears"
-    instead = "dense ones serve"
     insist: str | None = None
 
     def __init__(self, model: Model, engine: Engine) -> None:

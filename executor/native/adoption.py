@@ -26,8 +26,6 @@ class Addition(Protocol):
 
     name: str
     """As sentences name it."""
-    instead: str
-    """Half a sentence: what serves without it."""
     insist: str | None
     """Where there is no start without it: half a sentence that says how to start nevertheless."""
 
@@ -60,7 +58,7 @@ class Adoption:
         missing = [each for each in self._additions if not self._is_brought(each)]
         if missing:
             names = " and ".join(each.name for each in missing)
-            log.info("building %s beside serving; %s until then", names, missing[0].instead)
+            log.info("building %s beside serving; torch's own code serves until then", names)
             self._builder = threading.Thread(target=self._build_all, args=(missing,), name="native", daemon=True)
             self._builder.start()
 
@@ -73,15 +71,12 @@ class Adoption:
     def _is_brought(self, addition: Addition) -> bool:
         """Whether that is settled, one way or the other; if not, it can be built."""
         try:
-            source = addition.source()
-            place = library.place(source)
-            if not library.is_there(place):
+            if not library.is_there(library.place(addition.source())):
                 if addition.insist is None:
                     library.require_tools()
                     return False
-                log.info("building %s; takes half a minute", addition.name)
-                library.build(source, place, self._stopped)
-            addition.bring(place)
+                log.info("building the %s; takes half a minute", addition.name)
+            obtain(addition, self._stopped)
         except NoKernelError as reason:
             if addition.insist is not None:
                 raise StartupError(f"There is no {addition.name}: {reason}; {addition.insist}.") from reason
@@ -91,10 +86,7 @@ class Adoption:
     def _build_all(self, missing: Sequence[Addition]) -> None:
         for addition in missing:
             try:
-                source = addition.source()
-                place = library.place(source)
-                library.build(source, place, self._stopped)
-                addition.bring(place)
+                obtain(addition, self._stopped)
             except NoKernelError as reason:
                 if self._stopped.is_set():
                     return
@@ -103,4 +95,13 @@ class Adoption:
                 log.debug("the engine ended before it got its %s", addition.name)
                 return
             except Exception:
-                log.exception("building the %s failed; %s", addition.name, addition.instead)
+                log.exception("building the %s failed; torch's own code serves", addition.name)
+
+
+def obtain(addition: Addition, stopped: threading.Event) -> None:
+    """Builds an addition unless it is there, and brings it. Raises what the two raise."""
+    source = addition.source()
+    place = library.place(source)
+    if not library.is_there(place):
+        library.build(source, place, stopped)
+    addition.bring(place)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import statistics
 import threading
@@ -22,12 +23,13 @@ from pathlib import Path
 import torch
 import transformers
 
+from executor.additions import additions
 from executor.engine import Engine
 from executor.kv.node import Scope
 from executor.memory import build_cache
 from executor.model import Model, choose_device, choose_dtype
-from executor.native import library
-from executor.native.kernel import DecodeKernel, NativeKernel, NoKernelError, require_fit
+from executor.native.adoption import obtain
+from executor.native.operators import NoKernelError
 from executor.pace import step_tokens
 from executor.requests import Job, Request, Sampling, Stopping
 from executor.scheduler import SchedulerLimits
@@ -59,7 +61,13 @@ class Bench:
         )
         self.engine = Engine(self.model, self.cache, limits, metrics=ExecutorMetrics("bench"))
         self.peer = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
-        self.kernels = _kernels(self.model)
+        for each in additions("auto", self.model, self.engine):
+            try:
+                obtain(each, threading.Event())
+            except NoKernelError as reason:
+                each.leave_out(reason)
+        self.engine.step()
+        self.kernels = [None] if self.engine.kernel is None else [None, self.engine.kernel]
         """torch's own, then what there is besides."""
         self.random = random.Random(1)
 
@@ -156,17 +164,6 @@ class Bench:
         return time.perf_counter() - begin
 
 
-def _kernels(model: Model) -> list[DecodeKernel | None]:
-    try:
-        require_fit(model.layout)
-        place = library.place()
-        library.build(place, threading.Event())
-        return [None, NativeKernel(place)]
-    except NoKernelError as reason:
-        print(f"no native attention kernel: {reason}")
-        return [None]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -175,6 +172,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = ExecutorSettings(kv_memory="2GiB", cpu_linear=arguments.cpu_linear)
     bench = Bench(prepare(arguments.model, print), settings)
     bench.prefill(0, 1)

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from executor.native import library
-from executor.native.kernel import NativeKernel, NoKernelError
+from executor.native import library, tiles
+from executor.native.kernel import NativeKernel
+from executor.native.library import Source
+from executor.native.operators import NoKernelError
+from executor.native.tiles import Tiles
 
 Build = Callable[..., Any]
 
@@ -75,11 +78,26 @@ def save(build: Build, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def native_kernel() -> NativeKernel:
     """The kernel as this machine compiles it, once for all runs of the tests; there is none without a compiler."""
+    return NativeKernel(_compiled(library.attention))
+
+
+@pytest.fixture(scope="session")
+def native_tiles() -> Tiles:
+    """Likewise the products on AMX tiles, which take a CPU that has them."""
+
+    def source() -> Source:
+        tiles.require_fit()
+        return library.tiles()
+
+    return Tiles(_compiled(source))
+
+
+def _compiled(source: Callable[[], Source]) -> Path:
     try:
-        place = library.place()
+        place = library.place(source())
         if not library.is_there(place):
             library.require_tools()
     except NoKernelError as reason:
-        pytest.skip(f"no native attention kernel: {reason}")
-    library.build(place, threading.Event())
-    return NativeKernel(place)
+        pytest.skip(f"nothing native: {reason}")
+    library.build(source(), place, threading.Event())
+    return place

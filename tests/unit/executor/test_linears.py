@@ -190,7 +190,8 @@ class TestFindCrossing:
                     yield disturbed
 
         ticks = clock()
-        monkeypatch.setattr(linears, "_seconds", lambda work: work() or next(ticks))
+        seconds = linears._seconds
+        monkeypatch.setattr(linears, "_seconds", lambda *given: seconds(*given) * 0 + next(ticks))
         return gains
 
     NETWORK = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
@@ -238,9 +239,9 @@ class TestFindCrossing:
     def test_the_sample_is_of_a_bounded_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linears, "_SAMPLE_WEIGHTS", 100)
         parts = [nn.Linear(8, 8) for _ in range(5)]
-        assert linears._sample(parts) == parts[:2]
+        assert linears.sample_of(parts) == parts[:2]
 
     def test_the_sample_is_of_layers_and_not_of_a_head(self) -> None:
         head, parts = nn.Linear(8, 100), [nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 8), nn.Linear(8, 4)]
-        assert linears._sample([head, *parts]) == parts
-        assert linears._sample([head]) == [head]
+        assert linears.sample_of([head, *parts]) == parts
+        assert linears.sample_of([head]) == [head]

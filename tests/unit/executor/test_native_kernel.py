@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from executor.kv.pool import KVLayout
-from executor.native.kernel import NativeKernel, NoKernelError, prove, require_fit
+from executor.native.kernel import NativeKernel, prove, require_fit
+from executor.native.operators import NoKernelError
 from executor.native.parts import Parts, Run, Stretch, cut
 
 TIGHT = {"rtol": 1e-5, "atol": 5e-6}

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from executor.native import library
-from executor.native.kernel import NativeKernel, NoKernelError
+from executor.native.kernel import NativeKernel
+from executor.native.library import Source
+from executor.native.operators import NoKernelError
 
 
 @pytest.fixture(autouse=True)
@@ -21,44 +23,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def build() -> Path:
-    place = library.place()
-    library.build(place, threading.Event())
-    return place
-
-
-def refused() -> str:
+def refused(source: Source | None = None) -> str:
+    source = source or library.attention()
+    place = library.place(source)
     with pytest.raises(NoKernelError) as caught:
-        build()
-    assert not library.place().exists()
+        library.build(source, place, threading.Event())
+    assert not place.exists()
     return str(caught.value)
 
 
-def source(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None:
+def written(path: Path, text: str) -> Source:
     path.write_text(text)
-    monkeypatch.setattr(library, "SOURCE", path)
+    return Source(path, library.attention().flags)
 
 
 class TestItsName:
     def test_another_source_torch_or_cpu_has_another_place(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        places = {library.place()}
+        places = {library.place(library.attention()), library.place(library.tiles())}
         with monkeypatch.context() as patch:
             patch.setattr(torch, "__version__", "2.13.1")
-            places.add(library.place())
+            places.add(library.place(library.attention()))
         with monkeypatch.context() as patch:
             patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-            places.add(library.place())
-        source(monkeypatch, tmp_path / "other.cpp", "// nothing")
-        places.add(library.place())
-        assert len(places) >= 3 + (torch.backends.cpu.get_cpu_capability() != "AVX2")
+            places.add(library.place(library.attention()))
+        places.add(library.place(written(tmp_path / "other.cpp", "// nothing")))
+        assert len(places) >= 4 + (torch.backends.cpu.get_cpu_capability() != "AVX2")
         assert {place.parent for place in places} == {cache / "native"}
 
     def test_a_cpu_without_such_vectors_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NO AVX")
         with pytest.raises(NoKernelError, match="needs a CPU with AVX2 or AVX-512, and torch calls this one NO AVX"):
-            library.place()
+            library.attention()
 
 
 class TestWhatKeepsItFromBeingBuilt:
@@ -79,17 +76,16 @@ class TestWhatKeepsItFromBeingBuilt:
         cache.write_text("a file in its place")
         assert "it cannot be built in" in refused()
 
-    def test_source_that_does_not_compile(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source(monkeypatch, tmp_path / "broken.cpp", "int f() { return missing; }\n")
-        assert "its build failed" in (reason := refused())
+    def test_source_that_does_not_compile(self, cache: Path, tmp_path: Path) -> None:
+        reason = refused(written(tmp_path / "broken.cpp", "int f() { return missing; }\n"))
+        assert "its build failed" in reason
         assert "missing" in reason
         assert "\n" not in reason
         assert [path.suffix for path in (cache / "native").iterdir()] == [".lock"], "nothing else is left"
 
-    def test_a_kernel_that_dies_takes_nobody_along(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_kernel_that_dies_takes_nobody_along(self, tmp_path: Path) -> None:
         text = "#include <cstdlib>\nnamespace { const bool ended = (std::abort(), true); }\n"
-        source(monkeypatch, tmp_path / "dies.cpp", text)
-        assert refused() == "its build failed: it ended by signal 6"
+        assert refused(written(tmp_path / "dies.cpp", text)) == "its build failed: it ended by signal 6"
 
 
 def test_a_build_that_is_stopped_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +103,7 @@ exec c++ "$@"
 
     def run() -> None:
         try:
-            library.build(library.place(), stopped)
+            library.build(library.tiles(), library.place(library.tiles()), stopped)
         except NoKernelError as reason:
             failures.append(str(reason))
 
@@ -135,15 +131,16 @@ import sys, threading, time
 from pathlib import Path
 from executor.native import library
 
-def compile_slowly(name, directory, stopped):
+def compile_slowly(source, name, directory, stopped):
     with open(sys.argv[1], "a") as log:
         log.write("began\\n")
     time.sleep(float(sys.argv[2]))
     Path(directory, name + ".so").write_text("whole")
 
 library._compile = compile_slowly
-library.build(library.place(), threading.Event())
-assert library.place().read_text() == "whole"
+place = library.place(library.tiles())
+library.build(library.tiles(), place, threading.Event())
+assert place.read_text() == "whole"
 """
 
 
@@ -174,7 +171,7 @@ def test_one_that_is_killed_while_it_builds_is_in_nobodys_way(cache: Path, tmp_p
 class TestWhatIsLoaded:
     @pytest.fixture
     def place(self) -> Path:
-        place = library.place()
+        place = library.place(library.tiles())
         place.parent.mkdir(mode=0o700, parents=True)
         place.write_text("torn")
         place.chmod(0o600)
@@ -183,7 +180,7 @@ class TestWhatIsLoaded:
     def test_what_is_no_library_is_told(self, place: Path) -> None:
         assert library.is_there(place)
         with pytest.raises(NoKernelError, match=r"cannot be loaded: .*(too short|invalid ELF)"):
-            NativeKernel(place.rename(place.with_name("attention_torn.so")))
+            NativeKernel(place.rename(place.with_name("torn.so")))
 
     def test_what_others_could_have_written_is_not(self, place: Path) -> None:
         for path in (place, place.parent):
