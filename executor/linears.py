@@ -25,7 +25,7 @@ _FAINT: Final = 2.0**-10
 """Rows fainter than this share of their tensor's typical row may lose more: ids that no text has, mostly."""
 _CHUNK_ROWS: Final = 4096  # of a weight at once, so that looking at a large head takes little memory
 
-_LADDER: Final = (1, 8, 16, 32, 48, 64, 96, 128)
+_LADDER: Final = (1, 4, 8, 16, 32, 48, 64, 96, 128)
 """Row counts at which both forms are timed. The crossing was between 32 and 96 on the machines tried; beyond, there is
 little between them, and timing takes long."""
 _LOSSES: Final = 2  # in a row end the climb

@@ -3,18 +3,19 @@
     make bench-quality
 
 The text is the Python language reference as `pydoc` carries it, which every CPython has. The same tokens go through
-three forwards: float32 weights as they are; weights rounded to half precision in dense linears; and those weights
-packed, a few tokens a step. Then the two last are mixed, as in service: keys and values from one, logits by the other.
-Logits are off by a share of their norm, and a single one by so much at most; what float32 alone is off by, a few tokens
-at once against many, is the measure of what packed may be off from dense.
+float32 weights as they are, and through weights rounded to half precision: in dense linears, packed, a few tokens a
+step, and on AMX tiles, where the CPU has those. Then the last are mixed, as in service: keys and values from one,
+logits by the other. Logits are off by a share of their norm, and a single one by so much at most; what float32 alone is
+off by, a few tokens at once against many, is the measure of what products of the same weights may be off by.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data import topics
 
@@ -25,11 +26,16 @@ from torch import Tensor
 from executor.attention import AttentionCall, AttentionPlan
 from executor.batch import Batch
 from executor.model import Model
+from executor.native import library, tiles
+from executor.native.operators import NoKernelError
+from executor.native.tiles import Tiles
+from executor.tiling import Tiling
 from shared.models import prepare
 from shared.settings import DEFAULT_MODEL
 
 TOPICS = ("assignment", "class", "objects", "exceptions", "execmodel", "function", "for", "import")
 WINDOW = 512
+FEW = 8  # tokens at once, where linears are packed
 CPU = torch.device("cpu")
 
 
@@ -84,6 +90,21 @@ class Reader:
         return torch.cat(parts)[:-1]
 
 
+def _tile(model: Model) -> str:
+    """Gives a model products on AMX tiles, beyond FEW rows; returns how more than that are multiplied."""
+    try:
+        tiles.require_fit()
+        source = library.tiles()
+        place = library.place(source)
+        if not library.is_there(place):
+            library.build(source, place, threading.Event())
+        replace(Tiling.of(model.module, Tiles(place)), most_rows=FEW).apply(model.network)
+    except NoKernelError as reason:
+        print(f"no products on AMX tiles: {reason}")
+        return "dense"
+    return "on AMX tiles"
+
+
 def text() -> str:
     return "\n".join(topics.topics[name] for name in TOPICS)
 
@@ -95,35 +116,36 @@ def main() -> None:
     arguments = parser.parse_args()
     directory: Path = prepare(arguments.model, print)
     ids = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).encode(text()).ids
-    model = Model.load(directory, CPU, torch.float32, "fp16")
-    few, reader, exactly = model.packed_rows, Reader(model), Reader(Model.load(directory, CPU, torch.float32))
+    exactly, dense, served = (
+        Reader(Model.load(directory, CPU, torch.float32, kind)) for kind in ("dense", "fp16", "fp16")
+    )
+    many = _tile(served.model)
     names = (
         "float32",
-        f"float32, {few} at once, off all at once",
+        f"float32, {FEW} at once, off all at once",
         "rounded, dense, off float32",
-        "rounded, packed, off float32",
-        "rounded, packed, off dense",
-        "rounded, both in turn, off dense",
+        f"rounded, packed, {FEW} at once, off dense",
+        f"rounded, {many}, off dense",
+        f"rounded, {many}, then packed, off dense",
     )
     tallies = [Tally() for _ in names]
     for i in range(arguments.windows):
         window = ids[i * WINDOW : (i + 1) * WINDOW]
-        exact, rounded = exactly.read(window, [WINDOW]), reader.read(window, [WINDOW])
-        packed = reader.read(window, [few])
+        exact, rounded = exactly.read(window, [WINDOW]), dense.read(window, [WINDOW])
         pairs = (
             (exact, exact),
-            (exactly.read(window, [few]), exact),
+            (exactly.read(window, [FEW]), exact),
             (rounded, exact),
-            (packed, exact),
-            (packed, rounded),
-            (reader.read(window, [WINDOW // 2, few]), rounded),
+            (served.read(window, [FEW]), rounded),
+            (served.read(window, [WINDOW]), rounded),
+            (served.read(window, [WINDOW // 2, *[FEW] * (WINDOW // 2 // FEW)]), rounded),
         )
         for tally, pair in zip(tallies, pairs, strict=True):
             tally.add(*pair, torch.tensor(window[1:]))
-    print(f"\n{tallies[0].tokens} tokens of text, {few} at once where linears are packed\n")
-    print(f"{'':40}{'perplexity':>12}{'same top-1':>12}{'off by':>15}{'at most':>10}")
+    print(f"\n{tallies[0].tokens} tokens of text\n")
+    print(f"{'':44}{'perplexity':>12}{'same top-1':>12}{'off by':>15}{'at most':>10}")
     for name, tally in zip(names, tallies, strict=True):
-        print(f"{name:40}{tally}")
+        print(f"{name:44}{tally}")
 
 
 if __name__ == "__main__":
