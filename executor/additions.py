@@ -53,11 +53,11 @@ class NativeAttention:
         native = NativeKernel(compiled)
         kernel.prove(native, self._layout.head_dim)
         self._engine.adopt(lambda: setattr(self._engine, "kernel", native))
-        log.info("attention of decoding sequences: native (%s)", torch.backends.cpu.get_cpu_capability())
+        log.info("attention: native (%s)", torch.backends.cpu.get_cpu_capability())
 
     def leave_out(self, reason: NoKernelError) -> None:
         """As Addition says."""
-        log.warning("attention of decoding sequences: torch's own, since there is no native kernel: %s", reason)
+        log.warning("attention: torch's own, since there is no native kernel: %s", reason)
 
 
 class TiledLinears:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 if TYPE_CHECKING:
-    from executor.native.kernel import DecodeCall
+    from executor.native.kernel import KernelCall
 
 ATTENTION_NAME: Final = "hermes"
 
@@ -62,15 +62,14 @@ class AttentionCall:
 class AttentionPlan:
     """How one step attends, for every layer alike.
 
-    `own` and `decode` cover each query once between them, `shared` adds to some of those in `own`.
+    `native` covers every query where there is a kernel; else `own` covers each once, and `shared` adds to some.
     """
 
     slots: Tensor
     """`[T]` int64: the pool row that each of the step's tokens writes its key and value to."""
     own: Sequence[AttentionCall]
     shared: Sequence[AttentionCall] = ()
-    decode: DecodeCall | None = None
-    """The decoding rows with all their keys, where there is a kernel for them."""
+    native: KernelCall | None = None
 
 
 class StepCache:
@@ -104,8 +103,9 @@ def attend_step(plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor
     """Carries out a plan for one layer: query `[heads, T, head_dim]` in, output `[T, heads, head_dim]` out."""
     heads, tokens, head_dim = query.shape
     output = query.new_empty(tokens, heads, head_dim)
-    if plan.decode is not None:
-        plan.decode.kernel.attend(query, keys, values, plan.decode.parts, scale=scale, output=output)
+    if plan.native is not None:
+        plan.native.kernel.attend(query, keys, values, plan.native.parts, scale=scale, output=output)
+        return output
     weight = query.new_empty(tokens, heads, dtype=torch.float32) if plan.shared else None  # log-sum-exp of each row
     for call in plan.own:
         part, part_weight = _attend(call, query, keys, values, scale)

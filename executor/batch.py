@@ -1,8 +1,9 @@
 """One step as tensors: the packed tokens of all its sequences, and the plan by which their attention is carried out.
 
 The plan cuts each sequence's keys into stretches. A run of tree nodes on which several decoding sequences stand is
-attended once, with all their queries in one call; what is a sequence's own is one call more. A stretch whose blocks
-lie side by side in the pool is read where it lies, any other is gathered.
+attended once, with all their queries; what is a sequence's own is a stretch more. Where there is a kernel, it takes all
+of them in one call. Else each is a call, and one whose blocks lie side by side in the pool is read where it lies, any
+other is gathered.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -18,8 +20,8 @@ import torch
 from torch import Tensor
 
 from executor.attention import AttentionCall, AttentionPlan
-from executor.native.kernel import DecodeCall, DecodeKernel
-from executor.native.parts import Stretch, cut, runs_of
+from executor.native.kernel import AttentionKernel, KernelCall
+from executor.native.parts import Stretch, cut, prompt_stretches, runs_of
 from executor.requests import Sequence
 
 if TYPE_CHECKING:
@@ -77,11 +79,11 @@ def pack(
     block_size: int,
     device: torch.device,
     dtype: torch.dtype,
-    kernel: DecodeKernel | None = None,
+    kernel: AttentionKernel | None = None,
 ) -> Batch:
     """Lays the works out one behind the other and plans their attention.
 
-    kernel: what attends the works of one token, all in one call; else they are calls like the others.
+    kernel: what attends all of them in one call for a layer; else there are several.
     """
     if not works:
         raise ValueError("a step needs work")
@@ -107,10 +109,13 @@ def pack(
     def read(readers: Rows[int], start: int, end: int) -> Stretch:
         return Stretch([int(ends[i]) - 1 for i in readers], runs_of(tables[readers[0]], start, end, block_size))
 
-    own = [_chunk(work, rows(i), keys(i, 0, work.end), device, dtype) for i, work in enumerate(works) if work.count > 1]
+    own: list[AttentionCall] = []
     shared: list[AttentionCall] = []
-    decode: DecodeCall | None = None
+    native: KernelCall | None = None
     if kernel is None:
+        own += [
+            _chunk(work, rows(i), keys(i, 0, work.end), device, dtype) for i, work in enumerate(works) if work.count > 1
+        ]
         own += [AttentionCall(rows(i), keys(i, covered[i], works[i].end)) for i in decodes]
         shared += [
             AttentionCall(
@@ -119,15 +124,21 @@ def pack(
             )
             for run in runs
         ]
-    elif decodes:
+    else:
+        prompts = (
+            prompt_stretches(tables[i], rows(i).start, work.start, work.end, block_size)
+            for i, work in enumerate(works)
+            if work.count > 1
+        )
         once = [read(run.works, run.first * block_size, run.last * block_size) for run in runs]
         alone = [read([i], covered[i], works[i].end) for i in decodes]
-        decode = DecodeCall(kernel, cut([*once, *alone]))  # the largest first, so that no thread is left with one
+        # About the largest first, so that no thread is left with one.
+        native = KernelCall(kernel, cut([*chain.from_iterable(prompts), *once, *alone]))
     return Batch(
         token_ids=torch.from_numpy(token_ids).to(device)[None],
         positions=torch.from_numpy(positions).to(device)[None],
         last_rows=torch.from_numpy(ends - 1).to(device),
-        plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared, decode),
+        plan=AttentionPlan(torch.from_numpy(slots).to(device), own, shared, native),
     )
 
 

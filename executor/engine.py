@@ -23,7 +23,7 @@ from executor.events import Deliver, FinishReason
 from executor.jobs import Jobs
 from executor.kv.cache import KVCache
 from executor.model import Model
-from executor.native.kernel import DecodeKernel
+from executor.native.kernel import AttentionKernel
 from executor.requests import Job, Request, Sequence
 from executor.scheduler import Scheduler, SchedulerLimits
 from shared.errors import HermesError, internal, invalid_argument, resource_exhausted, unavailable
@@ -65,8 +65,8 @@ class Engine:
             context_length=model.context_length,
             retry_after_seconds=retry_after_seconds,
         )
-        self.kernel: DecodeKernel | None = None
-        """What attends the decoding sequences, where it is not torch; changes between two steps."""
+        self.kernel: AttentionKernel | None = None
+        """What attends, where it is not torch; changes between two steps."""
         self._model = model
         self._flush = flush
         self._on_death = on_death

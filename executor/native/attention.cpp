@@ -1,7 +1,8 @@
-// Attention of the decoding sequences of a step, over keys and values that lie in blocks of a pool.
+// Attention of a step, over keys and values that lie in blocks of a pool.
 //
 // The work comes as parts: some rows of the step's queries against some runs of neighbouring slots. What several
-// sequences share is one part with all their rows; what is a sequence's own, or a long run, may be several. A part is
+// decoding sequences share is one part with all their rows; what is a sequence's own, or a long run, may be several. The
+// rows of a prompt are parts of some neighbours each, every one of which reads one key more than the last. A part is
 // an online softmax over blocks of keys (Milakov and Gimelshein, 2018): scores and output are two small matrix products
 // around it, for one head of keys and all the queries that read it. The parts of a row are joined in the end, each
 // weighted by the exponential of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
@@ -30,6 +31,7 @@ constexpr int64_t kRows = 4;                        // queries of a tile
 constexpr int64_t kBlock = 64;                      // keys between two looks at the maximum
 constexpr int64_t kFew = 12;                        // queries up to which transposing the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
+constexpr int64_t kJoined = 32;                     // rows whose parts a thread joins at least
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 static_assert(kBlock % (kLanes * kColumns) == 0);
@@ -126,8 +128,10 @@ void transpose(const float* keys, int64_t stride, int64_t count, int64_t dim, fl
   }
 }
 
-// Turns a row of scores into exponentials, and rescales what the row had so far.
-inline void exponentiate(float* scores, int64_t count, float& maximum, float& sum, float* output, int64_t dim) {
+// Turns the first `count` scores of a row into exponentials, those behind them, up to `all`, into zeros, and rescales
+// what the row had so far.
+inline void exponentiate(
+    float* scores, int64_t count, int64_t all, float& maximum, float& sum, float* output, int64_t dim) {
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   std::fill(scores + count, scores + padded, kNothing);
   Vec largest = Vec::loadu(scores);
@@ -141,11 +145,12 @@ inline void exponentiate(float* scores, int64_t count, float& maximum, float& su
   }
   Vec total(0.0f);
   for (int64_t k = 0; k < padded; k += kLanes) {
-    const Vec share = (Vec::loadu(scores + k) - Vec(maximum)).exp();
+    const Vec share = (Vec::loadu(scores + k) - Vec(maximum)).exp_u20();
     share.store(scores + k);
     total = total + share;
   }
   sum += sum_of(total);
+  if (padded < all) std::fill(scores + padded, scores + all, 0.0f);
 }
 
 template <int64_t Rows>
@@ -180,10 +185,9 @@ void score_few(
 
 // The same for many queries: a matrix product with the keys transposed.
 void score_many(
-    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim,
-    Scratch& scratch) {
+    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim, Scratch& scratch,
+    float* scores) {
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  float* scores = scratch.scores.data();
   transpose(keys, stride, count, dim, scratch.tail.data(), scratch.transposed.data());
   for (int64_t q = 0; q < queries; ++q) std::fill(scores + q * kBlock, scores + q * kBlock + padded, 0.0f);
   add_product(queries, padded, dim, query, dim, scratch.transposed.data(), kBlock, scores, kBlock);
@@ -195,9 +199,10 @@ inline void prefetch(const float* rows, int64_t stride, int64_t count, int64_t d
     for (int64_t d = 0; d < dim; d += kLine) __builtin_prefetch(rows + k * stride + d);
 }
 
-// One part for one head of keys: `rows` of the queries against `runs` of [first slot, slots].
+// One part for one head of keys: `rows` of the queries against `runs` of [first slot, slots], of whose keys the first
+// row reads `reads`, and each row behind it one more, up to all.
 void attend_part(
-    const Step& step, int64_t kv_head, at::ArrayRef<int64_t> rows, at::ArrayRef<int64_t> runs,
+    const Step& step, int64_t kv_head, at::ArrayRef<int64_t> rows, at::ArrayRef<int64_t> runs, int64_t reads,
     Scratch& scratch, const Partial& partial) {
   const int64_t dim = step.dim, group = step.group, queries = static_cast<int64_t>(rows.size()) * group;
   const int64_t stride = step.kv_heads * dim;
@@ -213,28 +218,34 @@ void attend_part(
   std::fill(partial.sum, partial.sum + queries, 0.0f);
   std::fill(partial.output, partial.output + queries * dim, 0.0f);
 
-  float* scores = scratch.scores.data();
+  int64_t before = 0;  // keys of the part before those in hand
   for (size_t run = 0; run < runs.size(); run += 2) {
     const int64_t slots = runs[run + 1];
-    for (int64_t begin = 0; begin < slots; begin += kBlock) {
-      const int64_t count = std::min(kBlock, slots - begin);
+    for (int64_t begin = 0, count = 0; begin < slots; begin += count, before += count) {
+      count = std::min(kBlock, slots - begin);
+      const int64_t first = std::max<int64_t>(0, before - reads + 1) * group;  // queries before it read none of these
+      if (first >= queries) continue;
+      float* scores = scratch.scores.data() + first * kBlock;
       const int64_t place = (runs[run] + begin) * stride + kv_head * dim;
       prefetch(step.values + place, stride, count, dim);
       prefetch(step.keys + place + count * stride, stride, std::min(kBlock, slots - begin - count), dim);
-      if (queries <= kFew)
-        score_few(queries, query, step.keys + place, stride, count, dim, scores);
+      if (queries - first <= kFew)
+        score_few(queries - first, query + first * dim, step.keys + place, stride, count, dim, scores);
       else
-        score_many(queries, query, step.keys + place, stride, count, dim, scratch);
-      for (int64_t q = 0; q < queries; ++q)
-        exponentiate(scores + q * kBlock, count, partial.maximum[q], partial.sum[q], partial.output + q * dim, dim);
-      add_product(queries, dim, count, scores, kBlock, step.values + place, stride, partial.output, dim);
+        score_many(queries - first, query + first * dim, step.keys + place, stride, count, dim, scratch, scores);
+      for (int64_t q = first; q < queries; ++q)
+        exponentiate(
+            scores + (q - first) * kBlock, std::min(count, reads + q / group - before), count, partial.maximum[q],
+            partial.sum[q], partial.output + q * dim, dim);
+      add_product(
+          queries - first, dim, count, scores, kBlock, step.values + place, stride, partial.output + first * dim, dim);
     }
   }
 }
 
 // Which rows and runs each part has, as the tensors say it.
 struct Parts {
-  at::ArrayRef<int64_t> rows, row_starts, runs, run_starts;
+  at::ArrayRef<int64_t> rows, row_starts, runs, run_starts, reads;
 
   int64_t size() const { return static_cast<int64_t>(row_starts.size()) - 1; }
   int64_t first_row(int64_t part) const { return row_starts[part]; }
@@ -255,7 +266,8 @@ void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& r
       before[entry] = last[parts.rows[entry]];
       last[parts.rows[entry]] = entry;
     }
-  for (int64_t row = 0; row < tokens; ++row) {
+  at::parallel_for(0, tokens, kJoined, [&](int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
     if (last[row] < 0) continue;
     for (int64_t head = 0; head < heads; ++head) {
       const auto place = [&](int64_t entry) {
@@ -276,6 +288,7 @@ void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& r
       for (int64_t d = 0; d < dim; ++d) to[d] /= total;
     }
   }
+  });
 }
 
 at::ArrayRef<int64_t> numbers(const at::Tensor& tensor, const char* name) {
@@ -291,7 +304,10 @@ void check(const Parts& parts, int64_t tokens, int64_t slots) {
   };
   TORCH_CHECK(ascend(parts.row_starts, parts.rows.size()), "row_starts do not fit rows");
   TORCH_CHECK(ascend(parts.run_starts, parts.runs.size() / 2) && parts.runs.size() % 2 == 0, "run_starts do not fit");
-  TORCH_CHECK(parts.row_starts.size() == parts.run_starts.size(), "row_starts and run_starts differ in length");
+  TORCH_CHECK(
+      parts.row_starts.size() == parts.run_starts.size() && parts.row_starts.size() == parts.reads.size() + 1,
+      "row_starts, run_starts and reads differ in length");
+  for (const int64_t reads : parts.reads) TORCH_CHECK(reads >= -slots && reads <= slots, "no number of keys: ", reads);
   for (const int64_t row : parts.rows) TORCH_CHECK(row >= 0 && row < tokens, "a row that is none: ", row);
   for (size_t i = 0; i < parts.runs.size(); i += 2)
     TORCH_CHECK(
@@ -301,11 +317,12 @@ void check(const Parts& parts, int64_t tokens, int64_t slots) {
 
 // query [heads, tokens, dim], keys and values [slots, kv_heads, dim], output [tokens, heads, dim], all float32.
 // Part p has the queries rows[row_starts[p] : row_starts[p + 1]] and the runs[run_starts[p] : run_starts[p + 1]], each
-// of which is [first slot, slots]. Writes the rows of output that some part has, and no other.
+// of which is [first slot, slots]. Its first row reads the first reads[p] of these keys, the next row one more, up to
+// all; below zero it is a later row that reads the first one. Writes the rows of output that some part has, and no other.
 void attend(
     const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& rows,
-    const at::Tensor& row_starts, const at::Tensor& runs, const at::Tensor& run_starts, double scale,
-    at::Tensor& output) {
+    const at::Tensor& row_starts, const at::Tensor& runs, const at::Tensor& run_starts, const at::Tensor& reads,
+    double scale, at::Tensor& output) {
   for (const at::Tensor& each : {query, keys, values, output})
     TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_cpu() && each.dim() == 3, "tensors must be float32, of three");
   const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), kv_heads = keys.size(1);
@@ -316,7 +333,7 @@ void attend(
       "shapes do not fit together");
   const Parts parts{
       numbers(rows, "rows"), numbers(row_starts, "row_starts"), numbers(runs, "runs"),
-      numbers(run_starts, "run_starts")};
+      numbers(run_starts, "run_starts"), numbers(reads, "reads")};
   check(parts, tokens, keys.size(0));
 
   const Step step{
@@ -336,7 +353,7 @@ void attend(
       const int64_t part = task / kv_heads, kv_head = task % kv_heads;
       const int64_t at = parts.first_row(part) * heads + kv_head * parts.rows_in(part) * step.group;
       attend_part(
-          step, kv_head, parts.rows_of(part), parts.runs_of(part), scratch,
+          step, kv_head, parts.rows_of(part), parts.runs_of(part), parts.reads[part], scratch,
           {results.maximum + at, results.sum + at, results.output + at * dim});
     }
   });
@@ -348,6 +365,6 @@ void attend(
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def(
       "attend(Tensor query, Tensor keys, Tensor values, Tensor rows, Tensor row_starts, Tensor runs,"
-      " Tensor run_starts, float scale, Tensor(a!) output) -> ()",
+      " Tensor run_starts, Tensor reads, float scale, Tensor(a!) output) -> ()",
       &attend);
 }

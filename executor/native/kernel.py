@@ -23,12 +23,13 @@ _RATIOS: Final = (1, 2, 3, 4, 7, 8, 16)
 """Heads of queries for one of keys: the kernel's ways for few and for many queries, with rests of each size."""
 _LENGTHS: Final = (1, 2, 15, 16, 17, 63, 64, 65, 150, 256, 257, 600)
 _SHARED: Final = 300
+_BEFORE, _PROMPT = 1010, 40  # keys before the first row of a prompt, and its rows: the last of them need a part more
 _BLOCK: Final = 24
 _KV_HEADS: Final = 2
 
 
-class DecodeKernel(Protocol):
-    """What attends the decoding rows of a step in one call for a layer."""
+class AttentionKernel(Protocol):
+    """What attends the rows of a step in one call for a layer."""
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, parts: Parts, *, scale: float, output: Tensor
@@ -40,10 +41,10 @@ class DecodeKernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeCall:
-    """All the decoding rows of a step."""
+class KernelCall:
+    """All the rows of a step."""
 
-    kernel: DecodeKernel
+    kernel: AttentionKernel
     parts: Parts
 
 
@@ -57,7 +58,7 @@ class NativeKernel:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, parts: Parts, *, scale: float, output: Tensor
     ) -> None:
-        """As DecodeKernel says."""
+        """As AttentionKernel says."""
         if query.stride(-1) != 1:
             query = query.contiguous()
         self._attend(query, keys, values, *parts, scale, output)
@@ -76,7 +77,7 @@ def require_fit(layout: KVLayout) -> None:
 
 
 @torch.inference_mode()
-def prove(kernel: DecodeKernel, head_dim: int) -> None:
+def prove(kernel: AttentionKernel, head_dim: int) -> None:
     """Compares a kernel with torch's attention, for sequences of many lengths, alone and sharing keys.
 
     Raises NoKernelError where an output differs by more than sums in another order do.
@@ -84,11 +85,8 @@ def prove(kernel: DecodeKernel, head_dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
     slots, stretches = _trial(generator)
     parts = cut(stretches)
-    rows = len(_LENGTHS)
-    reads = [
-        [slot for each in stretches if row in each.rows for run in each.runs for slot in run.slots]
-        for row in range(rows)
-    ]
+    rows = len(_LENGTHS) + _PROMPT
+    reads = [[slot for each in stretches if row in each.rows for slot in each.read_by(row)] for row in range(rows)]
     beside = torch.ones(slots, dtype=torch.bool)
     beside[sorted(set().union(*reads))] = False
     for ratio in _RATIOS:
@@ -114,11 +112,14 @@ def prove(kernel: DecodeKernel, head_dim: int) -> None:
 
 
 def _trial(generator: torch.Generator) -> tuple[int, list[Stretch]]:
-    """The slots of a pool, and sequences of all lengths in scattered blocks; every other one shares a beginning."""
-    blocks = [-(-length // _BLOCK) for length in _LENGTHS]
+    """The slots of a pool, and sequences of all lengths in scattered blocks.
+
+    Every other one shares a beginning, and the longest one has several rows, the end of a prompt.
+    """
+    lengths = (*_LENGTHS, _BEFORE + _PROMPT)
+    blocks = [-(-length // _BLOCK) for length in lengths]
     places = iter((torch.randperm(sum(blocks), generator=generator) * _BLOCK + _SHARED).tolist())
-    own = [
-        Stretch([row], [Run(next(places), min(_BLOCK, length - at)) for at in range(0, length, _BLOCK)])
-        for row, length in enumerate(_LENGTHS)
-    ]
-    return _SHARED + sum(blocks) * _BLOCK, [Stretch(range(0, len(own), 2), [Run(0, _SHARED)]), *own]
+    runs = [[Run(next(places), min(_BLOCK, length - at)) for at in range(0, length, _BLOCK)] for length in lengths]
+    alone = [Stretch([row], own) for row, own in enumerate(runs[:-1])]
+    prompt = Stretch(range(len(alone), len(alone) + _PROMPT), runs[-1], _BEFORE + 1)
+    return _SHARED + sum(blocks) * _BLOCK, [prompt, Stretch(range(0, len(alone), 2), [Run(0, _SHARED)]), *alone]

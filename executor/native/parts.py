@@ -14,6 +14,10 @@ Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
 PART_KEYS: Final = 256
 """Keys of a part at most: few enough for a lone sequence to keep several threads busy, and a multiple of what the
 kernel reads at once. Not chosen by the number of threads or sequences, so that results depend on neither."""
+PROMPT_PART_KEYS: Final = 1024
+"""The same where a part has many rows, whose results take longer to write and to join."""
+PROMPT_ROWS: Final = 32
+"""Rows of a prompt in a part: so many that keys are read once for many, so few that several threads have work."""
 
 
 class Run(NamedTuple):
@@ -28,10 +32,17 @@ class Run(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Keys that some of the step's queries read, all of them alike."""
+    """Keys that some of the step's queries read."""
 
     rows: Sequence[int]
     runs: Sequence[Run]
+    reads: int | None = None
+    """How many of the keys the first row reads; each row behind it reads one more. None: all of them read all."""
+
+    def read_by(self, row: int) -> list[int]:
+        """The slots that one of the rows reads, in order."""
+        slots = [slot for run in self.runs for slot in run.slots]
+        return slots if self.reads is None else slots[: max(0, self.reads + self.rows.index(row))]
 
 
 class Parts(NamedTuple):
@@ -45,6 +56,9 @@ class Parts(NamedTuple):
     """`[runs, 2]`: first slot and number of slots, one part behind the other."""
     run_starts: Tensor
     """As `row_starts`."""
+    reads: Tensor
+    """`[parts]`: how many of a part's keys its first row reads, below zero where a later row is the first that reads
+    any; each row reads one more than the last, up to all."""
 
 
 def runs_of(table: Blocks, start: int, end: int, block_size: int) -> list[Run]:
@@ -61,30 +75,44 @@ def runs_of(table: Blocks, start: int, end: int, block_size: int) -> list[Run]:
     return found
 
 
+def prompt_stretches(table: Blocks, first_row: int, start: int, end: int, block_size: int) -> Iterator[Stretch]:
+    """What the rows from `first_row` on read: positions `[start, end)` of a sequence with this block table."""
+    for position in reversed(range(start, end, PROMPT_ROWS)):
+        last = min(position + PROMPT_ROWS, end)
+        rows = range(first_row + position - start, first_row + last - start)
+        yield Stretch(rows, runs_of(table, 0, last, block_size), position + 1)
+
+
 def cut(stretches: Iterable[Stretch]) -> Parts:
-    """Cuts stretches into parts of at most PART_KEYS keys, in the order in which they come."""
+    """Cuts stretches into parts, in the order in which they come."""
     rows: list[int] = []
     row_starts = [0]
     runs: list[Run] = []
     run_starts = [0]
+    reads: list[int] = []
     for stretch in stretches:
-        for part in _pieces(stretch.runs):
+        before = 0
+        for part in _pieces(stretch.runs, PART_KEYS if stretch.reads is None else PROMPT_PART_KEYS):
+            keys = sum(run.length for run in part)
             rows += stretch.rows
             row_starts.append(len(rows))
             runs += part
             run_starts.append(len(runs))
+            reads.append(keys if stretch.reads is None else min(keys, stretch.reads - before))
+            before += keys
     tensor = torch.tensor
     return Parts(
         tensor(rows, dtype=torch.int64),
         tensor(row_starts, dtype=torch.int64),
         tensor(runs, dtype=torch.int64).reshape(-1, 2),
         tensor(run_starts, dtype=torch.int64),
+        tensor(reads, dtype=torch.int64),
     )
 
 
-def _pieces(runs: Sequence[Run]) -> Iterator[list[Run]]:
+def _pieces(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
     piece: list[Run] = []
-    room = PART_KEYS
+    room = most
     for first, length in runs:
         taken = 0
         while taken < length:
@@ -94,6 +122,6 @@ def _pieces(runs: Sequence[Run]) -> Iterator[list[Run]]:
             room -= now
             if room == 0:
                 yield piece
-                piece, room = [], PART_KEYS
+                piece, room = [], most
     if piece:
         yield piece

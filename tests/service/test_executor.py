@@ -72,7 +72,7 @@ def words(count: int, seed: int) -> list[int]:
 def test_the_log_tells_whose_attention_decodes(executor):
     assert executor.address
     (line,) = [line for line in executor.log if "native" in line][:1]
-    assert re.search(r"attention of decoding sequences: (native \(AVX|torch's own, since)|building the native", line)
+    assert re.search(r"attention: (native \(AVX|torch's own, since)|building the native", line)
 
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128, 200, 256, 400, 511, 513, 1500)

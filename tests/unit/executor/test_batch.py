@@ -16,8 +16,8 @@ from executor.kv.cache import KVCache
 from executor.kv.eviction import KVLimits
 from executor.kv.node import Scope
 from executor.kv.pool import BlockPool, KVLayout
-from executor.native.kernel import DecodeKernel
-from executor.native.parts import PART_KEYS, Parts
+from executor.native.kernel import AttentionKernel
+from executor.native.parts import PART_KEYS, PROMPT_PART_KEYS, PROMPT_ROWS, Parts
 from executor.requests import Job, Request, Sampling, Stopping
 from executor.requests import Sequence as Running
 
@@ -136,7 +136,7 @@ class House:
         sequence.held.reserve(len(sequence.tokens))
         return sequence
 
-    def pack(self, works: Sequence[Work], kernel: DecodeKernel | None = None) -> Batch:
+    def pack(self, works: Sequence[Work], kernel: AttentionKernel | None = None) -> Batch:
         return pack(works, self.cache.block_size, CPU, torch.float32, kernel)
 
     def slots(self, sequence: Running, end: int) -> list[int]:
@@ -153,9 +153,9 @@ def seen(batch: Batch) -> list[Counter[int]]:
     queries = torch.arange(batch.token_ids.shape[1])
     pool = torch.arange(100_000)
     counts: list[Counter[int]] = [Counter() for _ in queries]
-    if batch.plan.decode is not None:
-        for query, run in reads_of(batch.plan.decode.parts):
-            counts[query].update(run)
+    if batch.plan.native is not None:
+        for query, slots in reads_of(batch.plan.native.parts):
+            counts[query].update(slots)
     for call in [*batch.plan.own, *batch.plan.shared]:
         slots = pool[call.slots].tolist()
         assert slots, "the CPU kernel dies of a call without keys"
@@ -164,14 +164,15 @@ def seen(batch: Batch) -> list[Counter[int]]:
     return counts
 
 
-def reads_of(parts: Parts) -> Iterator[tuple[int, range]]:
-    """Which query reads which neighbouring slots."""
-    rows, row_starts, runs, run_starts = (tensor.tolist() for tensor in parts)
+def reads_of(parts: Parts) -> Iterator[tuple[int, list[int]]]:
+    """Which query reads which slots."""
+    rows, row_starts, runs, run_starts, reads = (tensor.tolist() for tensor in parts)
     for part in range(len(row_starts) - 1):
         of_part = runs[run_starts[part] : run_starts[part + 1]]
-        assert 0 < sum(length for _, length in of_part) <= PART_KEYS
-        for row in rows[row_starts[part] : row_starts[part + 1]]:
-            yield from ((row, range(first, first + length)) for first, length in of_part)
+        slots = [slot for first, length in of_part for slot in range(first, first + length)]
+        assert 0 < len(slots) <= (PROMPT_PART_KEYS if reads[part] < len(slots) else PART_KEYS)
+        for place, row in enumerate(rows[row_starts[part] : row_starts[part + 1]]):
+            yield row, slots[: max(0, reads[part] + place)]
 
 
 def visible(call: AttentionCall, query: int, key: int, keys: int) -> bool:
@@ -195,7 +196,7 @@ class NoKernel:
 NO_KERNEL = NoKernel()
 
 
-def is_right(house: House, works: Sequence[Work], kernel: DecodeKernel | None = None) -> Batch:
+def is_right(house: House, works: Sequence[Work], kernel: AttentionKernel | None = None) -> Batch:
     """Packs, and proves every part of the step."""
     batch = house.pack(works, kernel)
     sees, row, last = seen(batch), 0, []
@@ -269,28 +270,41 @@ class TestPack:
         batch = is_right(house, works)
         assert len(batch.plan.shared) == 1
 
-    def test_a_kernel_is_given_all_that_decode_and_nothing_else(self) -> None:
+    def test_a_kernel_is_given_everything_prompts_first(self) -> None:
         house = House()
         prefix = list(range(WORTH_SHARING_NATIVELY))
         first, second = house.decoding([*prefix, 1, 2]), house.decoding([*prefix, 2])
         third = house.open([*prefix, 3, 4, 5])
         works = [next_token(first), Work(third, third.computed, 3), next_token(second)]
         plan = is_right(house, works, NO_KERNEL).plan
-        assert len(plan.own) == 1
+        assert not plan.own
         assert not plan.shared
-        assert plan.decode is not None
-        assert plan.decode.kernel is NO_KERNEL
-        assert plan.decode.parts.rows.tolist() == [0, 4, 0, 4]
+        assert plan.native is not None
+        assert plan.native.kernel is NO_KERNEL
+        assert plan.native.parts.rows.tolist() == [1, 2, 3, 0, 4, 0, 4]
 
-    def test_a_kernel_is_not_called_where_nothing_decodes(self) -> None:
+    def test_a_prompt_is_cut_into_rows_for_a_kernel(self) -> None:
         house = House()
-        assert is_right(house, [Work(house.open(range(40)), 0, 40)], NO_KERNEL).plan.decode is None
+        plan = is_right(house, [Work(house.open(range(40)), 0, 40)], NO_KERNEL).plan
+        assert plan.native is not None
+        assert plan.native.parts.row_starts.tolist() == [0, 40 - PROMPT_ROWS, 40], (
+            "the last rows read most, and go first"
+        )
+        assert plan.native.parts.reads.tolist() == [PROMPT_ROWS + 1, 1]
+
+    def test_a_prompt_behind_a_long_context_is_cut_for_a_kernel_too(self) -> None:
+        house = House()
+        prompt = house.open(range(PROMPT_PART_KEYS + 20))
+        house.compute(prompt, PROMPT_PART_KEYS - 4)
+        plan = is_right(house, [Work(prompt, PROMPT_PART_KEYS - 4, 24)], NO_KERNEL).plan
+        assert plan.native is not None
+        assert plan.native.parts.reads.tolist() == [PROMPT_PART_KEYS - 3, -3]
 
     def test_a_long_context_is_cut_for_a_kernel(self) -> None:
         house = House()
         plan = is_right(house, [next_token(house.decoding(range(3 * PART_KEYS - 1)))], NO_KERNEL).plan
-        assert plan.decode is not None
-        assert plan.decode.parts.row_starts.tolist() == [0, 1, 2, 3]
+        assert plan.native is not None
+        assert plan.native.parts.row_starts.tolist() == [0, 1, 2, 3]
 
     def test_scattered_blocks_are_gathered(self) -> None:
         house = House(blocks=40)
@@ -328,7 +342,7 @@ def prompts_of(tree: object, prefix: list[int]) -> list[list[int]]:
     choices=st.randoms(use_true_random=False),
 )
 def test_any_tree_of_sequences_gives_each_query_each_of_its_keys_once(
-    tree: object, block_size: int, threshold: int, kernel: DecodeKernel | None, choices: object
+    tree: object, block_size: int, threshold: int, kernel: AttentionKernel | None, choices: object
 ) -> None:
     house = House(blocks=3000, block_size=block_size)
     works = []

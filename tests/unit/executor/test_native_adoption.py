@@ -110,9 +110,7 @@ def test_a_failure_is_told_once_and_harms_nobody(machine: Machine, caplog: pytes
     adopting.begin()
     finished(adopting)
     assert machine.kernel is None
-    assert warnings(caplog) == [
-        "attention of decoding sequences: torch's own, since there is no native kernel: its build failed: no room"
-    ]
+    assert warnings(caplog) == ["attention: torch's own, since there is no native kernel: its build failed: no room"]
 
 
 def test_a_failure_that_nobody_thought_of_is_told_too(

@@ -10,7 +10,7 @@ from torch import Tensor
 from executor.kv.pool import KVLayout
 from executor.native.kernel import NativeKernel, prove, require_fit
 from executor.native.operators import NoKernelError
-from executor.native.parts import Parts, Run, Stretch, cut
+from executor.native.parts import Parts, Run, Stretch, cut, prompt_stretches
 
 TIGHT = {"rtol": 1e-5, "atol": 5e-6}
 SLOTS = 1200
@@ -35,7 +35,7 @@ class Step:
 
     def expected(self, row: int) -> Tensor:
         """`[heads, head_dim]` in float64."""
-        seen = [s for each in self.stretches if row in each.rows for run in each.runs for s in run.slots]
+        seen = [slot for each in self.stretches if row in each.rows for slot in each.read_by(row)]
         query, keys, values = self.query[:, row].double(), self.keys[seen].double(), self.values[seen].double()
         group = len(query) // keys.shape[1]
         return torch.stack(
@@ -102,6 +102,34 @@ def test_nested_runs_beside_one_that_shares_nothing(native_kernel: NativeKernel)
     Step((6, 2), 64, stretches, 6).holds(native_kernel)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 31, 32, 33, 70])
+@pytest.mark.parametrize("before", [0, 1, 15, 64, 300, 1000])
+def test_the_rows_of_a_prompt_read_what_is_before_them(native_kernel: NativeKernel, before: int, rows: int) -> None:
+    table = torch.randperm(SLOTS // 16, generator=torch.Generator().manual_seed(rows)).numpy()
+    stretches = list(prompt_stretches(table, 1, before, before + rows, 16))
+    Step((9, 3), 64, stretches, rows + 2).holds(native_kernel)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 4), 16), ((14, 2), 64), ((32, 2), 128), ((6, 2), 80)])
+def test_prompts_and_decoding_sequences_side_by_side(
+    native_kernel: NativeKernel, heads: tuple[int, int], head_dim: int
+) -> None:
+    table = torch.arange(SLOTS // 16).numpy()
+    stretches = [
+        *prompt_stretches(table[:40], 0, 500, 600, 16),
+        *prompt_stretches(table[40:50], 100, 0, 140, 16),
+        Stretch([240, 241], [Run(0, 300)]),
+        Stretch([240], [Run(820, 40)]),
+        Stretch([241], [Run(900, 1)]),
+    ]
+    Step(heads, head_dim, stretches, 242).holds(native_kernel)
+
+
+def test_rows_that_read_a_part_or_nothing_of_a_stretch(native_kernel: NativeKernel) -> None:
+    stretches = [Stretch(range(6), [Run(0, 100)]), Stretch(range(6), [Run(200, 3), Run(300, 4)], -2)]
+    Step((6, 2), 64, stretches, 6).holds(native_kernel)
+
+
 def test_joining_holds_where_one_part_outweighs_the_other_by_far(native_kernel: NativeKernel) -> None:
     step = Step(
         (6, 2), 64, [Stretch([0, 1], [Run(0, 300)]), Stretch([0], [Run(400, 9)]), Stretch([1], [Run(500, 9)])], 2
@@ -160,6 +188,12 @@ class TestWhatIsNotItsWork:
         parts = cut(alone(40))._replace(rows=torch.tensor([row]))
         with pytest.raises(RuntimeError, match="a row that is none"):
             Step((6, 2), 64, alone(40), 3).run(native_kernel, parts)
+
+    @pytest.mark.parametrize("reads", [SLOTS + 1, -SLOTS - 1, 2**63 - 1, -(2**63)])
+    def test_more_keys_than_there_are(self, native_kernel: NativeKernel, reads: int) -> None:
+        parts = cut(alone(40))._replace(reads=torch.tensor([reads]))
+        with pytest.raises(RuntimeError, match="no number of keys"):
+            Step((6, 2), 64, alone(40), 1).run(native_kernel, parts)
 
     @pytest.mark.parametrize("name", ["row_starts", "run_starts"])
     @pytest.mark.parametrize("starts", [[], [0], [0, 5], [1, 0], [-1, 1], [0, 0, 1]])
