@@ -92,7 +92,8 @@ class Insight:
         if head is None:
             return ()
         changes = self._changes(_Scope(tag_of(use.namespace), drafts.template.version), head, use)
-        return tuple([await self._told(change, draft, use.namespace) for change in changes])
+        costs = await self._costs(changes, draft)
+        return tuple([self._told(*each, draft, use.namespace) for each in zip(changes, costs, strict=True)])
 
     async def again(self, drafts: Drafts, sheet: Sheet, ids: TokenIds, use: CacheUse) -> tuple[Finding, ...]:  # noqa: ARG002
         """What is told of a prompt that was there before, as a whole: nothing."""
@@ -147,11 +148,23 @@ class Insight:
                 return
             self._characters -= self._heads.pop(scope).size
 
-    async def _told(self, change: Change, draft: Draft, namespace: str) -> Finding:
+    async def _costs(self, changes: tuple[Change, ...], draft: Draft) -> list[int]:
+        """Tokens that each change keeps from the prefix cache."""
+        if not changes:
+            return []
+        text = draft.sheet.text
+        before, alike = text[: changes[0].look.start], [change.alike for change in changes]
+        counted = [await self._known_tokens(each) for each in (before, *alike)]
+        values = " ".join(text[change.look.start : change.look.end] for change in changes)
+        # What is not kept, or is another conversation's, is not worth an encoding: as many as in the prompt's rest.
+        tokens = max(0, draft.tokens - sum(counted) - await self._tokens(values))
+        characters = max(1, len(text) - sum(map(len, (before, values, *alike))))
+        more = (change.more * tokens // characters for change in changes)
+        return [one + other for one, other in zip(counted[1:], more, strict=True)]
+
+    def _told(self, change: Change, tokens: int, draft: Draft, namespace: str) -> Finding:
         """A change as the caller is told, and the log once."""
         where = _where(change, draft)
-        # What is not kept, or is another conversation's, is not worth an encoding: as many as in all of the prompt.
-        tokens = await self._known_tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
         kind = change.look.kind
         value = draft.sheet.text[change.look.start : change.look.end]
         quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"

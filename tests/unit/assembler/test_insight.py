@@ -180,7 +180,7 @@ async def test_each_of_several_values_is_told_with_the_tokens_up_to_the_next(
     ):
         found = await dynamic(assembler, use, ("system", pattern.format(*values)), ("user", "Why?"))
     assert [each.message.partition(",")[0] for each in found] == [
-        "Message 0 has a UUID", "Message 0 has a time", "Message 0 has a number"
+        "Message 0 has a UUID", "Message 0 has a time of day", "Message 0 has a number"
     ]  # fmt: skip
     lengths = [each.tokens for each in found]
     assert lengths == sorted(lengths, reverse=True)
@@ -372,7 +372,7 @@ async def test_a_flush_forgets_the_prompts_of_its_namespace(assembler: Assembler
 
 async def test_a_system_part_of_a_megabyte_is_compared_by_its_beginning(assembler: Assembler, use: CacheUse) -> None:
     rest = "".join(made_prompts.system(random.Random(1), 12_000))
-    for time in ("10:15", "11:20"):
+    for time in ("10:15:01", "11:20:59"):
         found = await dynamic(assembler, use, ("system", f"It is {time}. {rest}"), ("user", "Why?"))
     ids = assembler.files.tokenizer.encode(rest)
     assert abs(found[0].tokens - len(ids)) < 0.05 * len(ids)
