@@ -101,9 +101,9 @@ class Insight:
 
     async def history(self, drafts: Drafts, fitted: Truncated[Draft]) -> tuple[Finding, ...]:
         """What the template's way with earlier turns costs a prompt: UNSTABLE_HISTORY."""
-        if drafts.history.is_stable:
-            return ()
         sheet = fitted.prompt.sheet
+        if drafts.history.keeps(sheet.conversation):
+            return ()
         conversation, kwargs_json = sheet.conversation, sheet.asked.kwargs_json
 
         def render(earlier: Conversation, options: RenderOptions) -> str:
