@@ -21,9 +21,8 @@ MOST_CHARACTERS: Final = 8 * _MOST_SPAN
 _ANCHOR: Final = 16
 # The beginning of a value that differs in its end alone is no farther off.
 _MOST_BACK: Final = 64
-# Of a text that is longer, some characters at so many places, less one, tell whether it is worth a comparison. In a
-# shorter one values may be at all of these.
-_LONG: Final = 1024
+# Of a text that is longer, some characters at so many places, less one, tell whether it is worth a comparison.
+_LONG: Final = 256
 _PARTS: Final = 5
 _PART_CHARACTERS: Final = 40
 # Characters that are compared at first; then twice as many, until something differs.
@@ -82,6 +81,13 @@ def are_alike(old: str, text: str) -> bool:
     return False
 
 
+def begin_alike(old: str, text: str) -> bool:
+    """Whether two texts are alike up to a value, which is another one in each."""
+    at = common_length(old, 0, text, 0)
+    at -= _back(text, at, 0)
+    return _value_gap(old, at, text, at) is not None
+
+
 def compared(old: str, text: str, *, are_whole: bool) -> Comparison:
     """Where a text differs from an old one.
 
@@ -114,21 +120,19 @@ def _back(text: str, at: int, least: int) -> int:
 
 def _gap(old: str, old_at: int, text: str, at: int) -> Gap | None:
     """The gap that begins at two places: up to where the texts go on alike, else that of one value alone."""
-    last = min(len(old), old_at + _MOST_SPAN)
-    ends = (match.end() for match in _RUN.finditer(old, old_at, last))
+    window = text[at : at + _MOST_SPAN + _ANCHOR]
+    ends = (match.end() for match in _RUN.finditer(old, old_at, old_at + _MOST_SPAN))
     for old_end in chain((old_at,), ends):
         anchor = old[old_end : old_end + _ANCHOR]
-        most = min(len(text), at + _MOST_SPAN + len(anchor))
-        if len(anchor) == _ANCHOR:
-            end = text.find(anchor, at, most)
-        elif len(anchor) < _LEAST_END:
-            break
-        else:  # what is left of the old text has to be what is left of this one
-            end = len(text) - len(anchor)
-            if most != len(text) or end < at or not text.endswith(anchor):
-                continue
-        if end >= 0:
-            return Gap(old_at, old_end, at, end)
+        if len(anchor) < _ANCHOR:  # what is left of the old text has to be what is left of this one
+            end = len(window) - len(anchor)
+            is_end = at + len(window) == len(text) and len(anchor) >= _LEAST_END and window.endswith(anchor)
+            if is_end:
+                return Gap(old_at, old_end, at, at + end)
+        else:
+            end = window.find(anchor)
+            if end >= 0:
+                return Gap(old_at, old_end, at, at + end)
     return _value_gap(old, old_at, text, at)
 
 

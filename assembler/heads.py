@@ -141,7 +141,9 @@ class Heads:
     def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
         latest = next(reversed(self._heads.values()), None)
-        if latest is not None and differences.are_alike(latest.start, head.start):
+        if latest is not None and (
+            differences.are_alike(latest.start, head.start) or differences.begin_alike(latest.start, head.start)
+        ):
             yield latest
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
         likely = []

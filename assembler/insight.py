@@ -43,6 +43,8 @@ _QUOTED_CHARACTERS: Final = 48
 # What an unstable history costs below this is what a template's marks take.
 _LEAST_LOST: Final = 8
 
+# Of which it is enough to know the tokens by those of the whole prompt.
+_FEW_CHARACTERS: Final = 64
 # Characters of tools that are looked through: half a millisecond.
 _LONG_TOOLS: Final = 131_072
 
@@ -150,17 +152,16 @@ class Insight:
 
     async def _costs(self, changes: tuple[Change, ...], draft: Draft) -> list[int]:
         """Tokens that each change keeps from the prefix cache."""
-        if not changes:
-            return []
-        text = draft.sheet.text
-        before, alike = text[: changes[0].look.start], [change.alike for change in changes]
-        counted = [await self._known_tokens(each) for each in (before, *alike)]
-        values = " ".join(text[change.look.start : change.look.end] for change in changes)
+        text, alike = draft.sheet.text, [change.alike for change in changes]
+        counted = [await self._known_tokens(each) for each in alike]
+        tokens, characters = draft.tokens, len(text)
         # What is not kept, or is another conversation's, is not worth an encoding: as many as in the prompt's rest.
-        tokens = max(0, draft.tokens - sum(counted) - await self._tokens(values))
-        characters = max(1, len(text) - sum(map(len, (before, values, *alike))))
-        more = (change.more * tokens // characters for change in changes)
-        return [one + other for one, other in zip(counted[1:], more, strict=True)]
+        if changes and changes[-1].more > _FEW_CHARACTERS:
+            before = text[: changes[0].look.start]
+            values = " ".join(text[change.look.start : change.look.end] for change in changes)
+            tokens -= sum(counted) + await self._known_tokens(before) + await self._tokens(values)
+            characters -= sum(map(len, (before, values, *alike)))
+        return [one + change.more * tokens // characters for one, change in zip(counted, changes, strict=True)]
 
     def _told(self, change: Change, tokens: int, draft: Draft, namespace: str) -> Finding:
         """A change as the caller is told, and the log once."""

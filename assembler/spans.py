@@ -86,9 +86,9 @@ _NUMBER: Final = r"\d+(?:[.,_]\d+)*[A-Za-z]{0,3}"
 
 # Where no value begins: in words without a digit and a capital letter, unless they could be hexadecimal.
 _BEGINS: Final = r"(?=[0-9A-Z星周]|[a-z]+[0-9A-Z_+/-]|[a-f]{8})"
-# Values do not stand inside of words, but CJK text has no spaces around them; numbers may be at a word's end.
+# Values do not stand inside of words, but CJK text has no spaces around them, and numbers may be at a word's end.
 _SEARCH: Final = re.compile(
-    rf"(?:(?<![0-9A-Za-z]){_BEGINS}(?:"
+    rf"(?<![0-9A-Za-z]){_BEGINS}(?:"
     + "|".join(
         f"(?P<{kind.name}>{pattern})"
         for kind, pattern in (
@@ -102,7 +102,7 @@ _SEARCH: Final = re.compile(
             (Kind.VERSION, _VERSION),
         )
     )
-    + rf")|(?<![0-9])(?P<{Kind.NUMBER.name}>{_NUMBER}))(?![0-9A-Za-z])",
+    + rf"|[A-Za-z]*(?P<{Kind.NUMBER.name}>{_NUMBER}))(?![0-9A-Za-z])",
     re.ASCII,
 )
 # Shorter numbers are limits and prices, which people try out and change by hand.
@@ -114,21 +114,22 @@ _AROUND: Final = 40
 
 def looks(text: str, start: int, end: int) -> list[Look]:
     """The values in a span of the text, in order; those that begin before it or end behind it too."""
-    return [*_found(text, start, end, _AROUND)]
+    found = []
+    for match in _SEARCH.finditer(text, max(0, start - _AROUND), min(len(text), end + _AROUND)):
+        if match.end() <= start:
+            continue
+        look = _look(match)
+        if look.start >= end:
+            break
+        found.append(look)
+    return found
 
 
 def at(text: str, place: int, most: int) -> Look | None:
     """The value at a place, or that goes on there, up to so many characters of it; None where there is none."""
-    return next(_found(text, place, place + 1, most), None)
-
-
-def _found(text: str, start: int, end: int, behind: int) -> Iterator[Look]:
-    """Values in a span. behind: characters that they may go on behind it."""
-    for match in _SEARCH.finditer(text, max(0, start - _AROUND), min(len(text), end + behind)):
-        if match.start() >= end:
-            return
-        if match.end() > start:
-            yield Look(_kind(match), *match.span())
+    found = looks(text, place, place + 1)
+    match = _SEARCH.match(text, found[0].start, found[0].start + most) if found else None
+    return None if match is None else _look(match)
 
 
 def between(text: str, start: int, end: int, found: list[Look]) -> Iterator[str]:
@@ -161,12 +162,13 @@ _FAMILIES: Final = (
 )
 
 
-def _kind(match: re.Match[str]) -> Kind:
+def _look(match: re.Match[str]) -> Look:
     kind = Kind[str(match.lastgroup)]  # the outermost group ends last
+    start, end = match.span(kind.name)
     if kind is Kind.DATE and match["clock"] is not None:
-        return Kind.DATE_TIME
-    if kind is Kind.DATE and _ONLY_WEEKDAY.fullmatch(match[0]):
-        return Kind.WEEKDAY
-    if kind is Kind.NUMBER and sum(map(str.isdigit, match[0])) >= _LONG_NUMBER_DIGITS:
-        return Kind.LONG_NUMBER
-    return kind
+        kind = Kind.DATE_TIME
+    elif kind is Kind.DATE and _ONLY_WEEKDAY.fullmatch(match[0]):
+        kind = Kind.WEEKDAY
+    elif kind is Kind.NUMBER and sum(map(str.isdigit, match[0])) >= _LONG_NUMBER_DIGITS:
+        kind = Kind.LONG_NUMBER
+    return Look(kind, start, end)

@@ -83,6 +83,54 @@ async def test_values_planted_in_1000_system_prompts_are_found_and_named(assembl
     assert (missed, wrong) == ([], [])
 
 
+async def test_values_on_lines_of_their_own_are_found_each_of_them(assembler: Assembler) -> None:
+    chance = random.Random(11)
+    missed = []
+    for number in range(300):
+        use = CacheUse(f"listed {number}")
+        made = [chance.choice(list(made_prompts.VALUES.values()))(chance) for _ in range(chance.randint(2, 7))]
+        pattern = made_prompts.listed(chance, len(made))
+        for _ in range(3):
+            values = [value() for value in made]
+            text = pattern.format(*values)
+            found = await dynamic(assembler, use, ("system", text), ("user", made_prompts.question(chance)))
+        quoted = [text[each.start : each.end] for each in found]
+        if not (len(found) == len(values) and all(one in other for one, other in zip(values, quoted, strict=True))):
+            missed.append((values, quoted))
+    assert missed == []
+
+
+@pytest.mark.parametrize("kind", ["date", "UUID", "hexadecimal id"])
+async def test_a_value_before_a_long_text_that_changes_is_told_with_what_is_alike_in_between(
+    assembler: Assembler, kind: str
+) -> None:
+    chance = random.Random(12)
+    for number in range(100):
+        use, value = CacheUse(f"{kind} beside documents {number}"), made_prompts.VALUES[kind](chance)
+        rules = "".join(made_prompts.system(chance, chance.randint(3, 30)))
+        for _ in range(2):
+            text = f"Now: {(now := value())}. {rules}\n{made_prompts.documents(chance)}"
+            found = await dynamic(assembler, use, ("system", text), ("user", made_prompts.question(chance)))
+        assert [text[each.start : each.end] for each in found] == [now], text
+        alike = len(assembler.files.tokenizer.encode(rules))
+        assert alike - 5 <= found[0].tokens <= alike + 25, text
+
+
+def retrieved(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
+    """Prompts with the same rules, and with other documents behind them each time."""
+    rules = "".join(made_prompts.system(chance))
+    for _ in range(40):
+        yield [("system", f"{rules}\n{made_prompts.documents(chance)}"), ("user", made_prompts.question(chance))]
+
+
+def worked_on(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
+    """A prompt of which another sentence is written anew before each time that it is tried."""
+    parts = [made_prompts.sentence(chance) for _ in range(40)]
+    for place in chance.sample(range(40), 40):
+        parts[place] = made_prompts.sentence(chance)
+        yield [("system", " ".join(parts)), ("user", made_prompts.question(chance))]
+
+
 def tenants(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
     """Prompts of several applications that have phrases in common, each asked again and again."""
     phrases = made_prompts.system(chance, 12)
@@ -105,10 +153,22 @@ def growing(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
         talk += [("assistant", made_prompts.sentence(chance)), ("user", made_prompts.question(chance))]
 
 
+TRIED_OUT = [
+    ("at most 3 sentences", "at most 5 sentences"),
+    ("100 words", "200 words"),
+    ("10000 tokens", "20000 tokens"),
+    ("the hours, 9:00 to 18:00", "the hours, 10:00 to 19:30"),
+    ("what is open on Mon", "what is open on Sunday"),
+    ("version 1.2.30", "version 1.2.31"),
+    ("the host 10.0.20.65", "the host 10.0.20.66"),
+    ("ja", "nein"),
+]
+
+
 def tried_out(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Two forms of one prompt that differ in a number or in words."""
+    """Two forms of one prompt that differ in a number, a time of day or in words."""
     parts = made_prompts.system(chance)
-    forms = chance.choice([("at most 3 sentences", "at most 5 sentences"), ("100 words", "200 words"), ("ja", "nein")])
+    forms = chance.choice(TRIED_OUT)
     place = chance.randrange(len(parts))
     for _ in range(40):
         form = f"Keep to {chance.choice(forms)}. "
@@ -126,7 +186,9 @@ def edited(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
         yield [("system", "".join(parts)), ("user", made_prompts.question(chance))]
 
 
-@pytest.mark.parametrize("made", [tenants, growing, tried_out, edited], ids=lambda made: made.__name__)
+@pytest.mark.parametrize(
+    "made", [tenants, growing, tried_out, edited, retrieved, worked_on], ids=lambda made: made.__name__
+)
 async def test_1000_prompts_of_stable_applications_are_nothing_to_tell(assembler: Assembler, made) -> None:
     told = []
     for seed in range(25):
@@ -167,6 +229,38 @@ async def test_a_conversation_whose_head_changes_with_each_turn_loses_all_of_its
     (found,) = before.findings
     ids = assembler.files.tokenizer.encode("".join(text for _, text in talk))
     assert abs(found.tokens - len(ids)) < 0.1 * len(ids)
+
+
+@pytest.mark.parametrize("talks", [1, 2, 5])
+async def test_conversations_that_take_turns_lose_no_less_than_one_alone(
+    assembler: Assembler, use: CacheUse, talks: int
+) -> None:
+    """Each has a time in its head, another one each turn."""
+    turns = [[("user", f"Question {talk}: " + "Tell me of a river. " * 9)] for talk in range(talks)]
+    told: list[list[int]] = [[] for _ in turns]
+    for round_ in range(4):
+        for talk, so_far in enumerate(turns):
+            system = "system", SYSTEM.format(f"It is 10:{round_:02}:{talk:02}.")
+            told[talk].append(sum(each.tokens for each in await dynamic(assembler, use, system, *so_far)))
+            so_far += [("assistant", f"{talk} {round_} " + "It is a fine river. " * 30), ("user", f"More {round_}?")]
+    known = 0  # of the turns before, what the last one had
+    for round_, length in enumerate((1, 3, 5), 1):
+        known = len(assembler.files.tokenizer.encode("".join(text for _, text in turns[0][:length])))
+        head = len(assembler.files.tokenizer.encode(SYSTEM))
+        assert all(abs(each[round_] - known - head) < 0.1 * (known + head) for each in told), told
+
+
+async def test_the_cost_of_a_conversation_goes_by_its_own_characters_a_token(
+    assembler: Assembler, use: CacheUse
+) -> None:
+    text = "请介绍一下这座城市的历史和文化，以及当地的美食。" * 20
+    talk = [("user", text), ("assistant", text), ("user", "再说")]
+    rules = "Answer in two sentences and be kind to all who ask you, whatever it is. " * 60
+    for time in ("10:15:01", "11:16:59"):
+        (found,) = await dynamic(assembler, use, ("system", f"It is {time}. {rules}"), *talk) or (None,)
+    assert found is not None
+    really = len(assembler.files.tokenizer.encode(rules + text * 2))
+    assert abs(found.tokens - really) < 0.05 * really
 
 
 async def test_each_of_several_values_is_told_with_the_tokens_up_to_the_next(
