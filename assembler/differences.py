@@ -12,7 +12,7 @@ _LEAST_END: Final = 2
 # A longer stretch is no value that was filled in.
 _MOST_SPAN: Final = 160
 # A value alone can be longer: a signed token.
-_LONGEST_VALUE: Final = 1024
+_LONGEST_VALUE: Final = 512
 # More places than this, and the texts are not of one pattern.
 _MOST_GAPS: Final = 16
 # By so much texts of one pattern can differ in length: by eight of the longest stretches.

@@ -1,8 +1,8 @@
 """Beginnings of recent prompts: up to where the first message of a user's begins, and a little of what comes then."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import chain, islice, pairwise, takewhile
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
 from assembler import differences, places, spans
@@ -113,11 +113,11 @@ class Heads:
         beginning: tuple[Change, ...] = ()
         for old in islice(self._nearest(head), _MOST_TRIES):
             found = differences.compared(old.start, head.start, are_whole=len(head.start) == head.length)
-            looks = _looks(old, head, found.gaps)
             if found.parting is not None:
-                beginning = beginning or tuple(_before(head, looks, found.parting))
+                beginning = beginning or tuple(_before(head, _looks(old, head, found.gaps), found.parting))
                 continue
             head.family = old.family
+            looks = [*_looks(old, head, found.gaps)]
             if not looks:  # as far as it is kept, it was there before
                 return ()
             if not self._are_enough(head, looks):
@@ -207,14 +207,14 @@ def _alike_after(old: Head, head: Head) -> int:
     return min(old.total - old.length, head.total - head.length) if alike == _KEPT_AFTER else alike
 
 
-def _looks(old: Head, head: Head, gaps: list[Gap]) -> list[Look]:
+def _looks(old: Head, head: Head, gaps: list[Gap]) -> Iterator[Look]:
     """What is in the gaps, in order: values, or a whole gap as text where there is more than values in it."""
-    found: list[Look] = []
+    end = 0
     for gap in gaps:
         for look in _looks_in(old.start, head.start, gap):
-            if not found or look.start >= found[-1].end:  # a long value can have two gaps in it
-                found.append(look)
-    return found
+            if look.start >= end:  # a long value can have two gaps in it
+                yield look
+                end = look.end
 
 
 def _looks_in(old: str, text: str, gap: Gap) -> list[Look]:
@@ -240,10 +240,14 @@ def _changes(head: Head, looks: list[Look], end: int, more: int = 0) -> Iterator
         yield Change(looks[-1], head.start[looks[-1].end : end], more)
 
 
-def _before(head: Head, looks: list[Look], parting: int) -> Iterator[Change]:
+def _before(head: Head, looks: Iterable[Look], parting: int) -> Iterator[Change]:
     """What changes by nature before anything else does: that is in the way of all that is alike up to there."""
-    sure = [*takewhile(lambda look: look.kind is not Kind.TEXT and look.kind not in _TRIED_OUT, looks)]
-    end = looks[len(sure)].start if len(sure) < len(looks) else parting
+    sure, end = [], parting
+    for look in looks:
+        if look.kind is Kind.TEXT or look.kind in _TRIED_OUT:
+            end = look.start
+            break
+        sure.append(look)
     while sure and end - sure[-1].end < _LEAST_ALIKE:
         end = sure.pop().start
     return _changes(head, sure, end)

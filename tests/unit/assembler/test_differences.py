@@ -74,6 +74,19 @@ def test_a_value_at_either_end_and_one_that_is_left_out_are_gaps() -> None:
         assert gaps(old, new) == [gap]
 
 
+def test_texts_begin_alike_where_a_value_is_what_differs_first() -> None:
+    around = "You are a helper of {}, and the rest of it is about {}."
+    documents = "river " * 200, "lantern " * 200
+    for values, expected in (
+        (("2026-11-30", "2026-12-01"), True),
+        (("f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "a3bb189e-8bf9-3888-9912-ace4e6543002"), True),
+        (("2026-11-30", "Ada"), False),
+        (("Béla", "Ada"), False),
+    ):
+        old, new = (around.format(*each) for each in zip(values, documents, strict=True))
+        assert differences.begin_alike(old, new) == expected, values
+
+
 def test_texts_that_were_cut_off_need_not_end_together() -> None:
     text = "You are a helper. Number {} is yours. " + "Be kind to all who ask. " * 8
     old, new = text.format(9)[:100], text.format(10_000)[:100]
