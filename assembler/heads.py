@@ -1,8 +1,8 @@
 """Beginnings of recent prompts: up to where the first message of a user's begins, and a little of what comes then."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
 from assembler import differences, places, spans
@@ -23,10 +23,16 @@ _EDGE: Final = 48
 # What tells conversations apart.
 _FIRST_CHARACTERS: Final = 256
 
-# Dates, times and random ids change by nature: two heads that differ in nothing else tell enough. Numbers are also
-# limits and versions that people try out, and names are also other people's prompts: of those it takes so many.
-_NUMBERS: Final = 3
+# Dates, times to the second and random ids change by nature: two heads that differ in nothing else tell enough.
+# Numbers, weekdays and hours are also limits, versions and opening hours that people try out, and names are also other
+# people's prompts: of those it takes so many.
+_TRIED_OUT: Final = frozenset({Kind.NUMBER, Kind.VERSION, Kind.HOUR, Kind.WEEKDAY})
+_TRIALS: Final = 3
 _TEXTS: Final = 8
+# Names may begin or end alike, so that what differs between two of them begins later and ends earlier.
+_SLACK: Final = 32
+# Characters after a value that have to be alike where more is another text behind them; a dozen tokens.
+_LEAST_ALIKE: Final = 64
 
 
 class Head:
@@ -101,21 +107,24 @@ class Heads:
     def changes(self, head: Head) -> tuple[Change, ...]:
         """What tells a new head from those before it, where that changes from prompt to prompt; else nothing."""
         latest = next(reversed(self._heads.values()), None)
-        again = None if latest is None else _again(latest, head)
+        again = None if latest is None else self._again(latest, head)
         if again is not None:
             return (again,)
+        beginning: tuple[Change, ...] = ()
         for old in islice(self._nearest(head), _MOST_TRIES):
-            gaps = differences.gaps(old.start, head.start, are_whole=len(head.start) == head.length)
-            if gaps is None:
+            found = differences.compared(old.start, head.start, are_whole=len(head.start) == head.length)
+            if found.parting is not None:
+                beginning = beginning or tuple(_before(head, _looks(old, head, found.gaps), found.parting))
                 continue
             head.family = old.family
-            if not gaps:  # as far as it is kept, it was there before
+            looks = [*_looks(old, head, found.gaps)]
+            if not looks:  # as far as it is kept, it was there before
                 return ()
-            looks = _looks(old, head, gaps)
-            if self._are_enough(head, {look.kind for look in looks}):
-                head.look = looks[0] if len(looks) == 1 else None
-                return tuple(_changes(old, head, gaps, looks))
-        return ()
+            if not self._are_enough(head, looks):
+                return tuple(_before(head, looks, len(head.start)))
+            head.look = looks[0] if len(looks) == 1 else None
+            return tuple(_changes(head, looks, len(head.start), self._more(old, head, found.gaps[-1])))
+        return beginning
 
     def add(self, head: Head) -> None:
         """Remembers a head, or that it was there again."""
@@ -132,7 +141,9 @@ class Heads:
     def _nearest(self, head: Head) -> Iterator[Head]:
         """Heads that may differ from this one in little, the likeliest first."""
         latest = next(reversed(self._heads.values()), None)
-        if latest is not None and differences.are_alike(latest.start, head.start):
+        if latest is not None and (
+            differences.are_alike(latest.start, head.start) or differences.begin_alike(latest.start, head.start)
+        ):
             yield latest
         first, last = head.start[:_EDGE], head.start[-_EDGE:]
         likely = []
@@ -144,42 +155,66 @@ class Heads:
         likely.sort()  # the later of two that are as near comes first; no two have the same place
         yield from (old for *_, old in likely[:_MOST_LOOKS] if differences.are_alike(old.start, head.start))
 
-    def _are_enough(self, head: Head, changed: set[Kind]) -> bool:
-        """Whether so many heads are known that changes of such kinds are no accident."""
-        if Kind.TEXT not in changed and not changed <= {Kind.NUMBER}:
+    def _are_enough(self, head: Head, looks: list[Look]) -> bool:
+        """Whether so many heads are known that differ in these places alone that it is no accident."""
+        kinds = {look.kind for look in looks}
+        if Kind.TEXT not in kinds and not kinds <= _TRIED_OUT:
             return True
-        needed = _TEXTS if Kind.TEXT in changed else _NUMBERS
+        before = head.start[: max(0, looks[0].start - _SLACK)]
+        # What is cut off ends at another place where a value is longer.
+        after = head.start[looks[-1].end + _SLACK :] if len(head.start) == head.length else ""
         # Heads that several conversations have are prompts of their own.
-        alone = sum(old.family is head.family and not old.is_shared for old in self._heads.values())
-        return alone + 1 >= needed
+        alone = sum(
+            not old.is_shared and old.start.startswith(before) and old.start.endswith(after) for old in self._kin(head)
+        )
+        return alone + 1 >= (_TEXTS if Kind.TEXT in kinds else _TRIALS)
+
+    def _kin(self, head: Head) -> Iterator[Head]:
+        """The heads that differ from one in a few places only."""
+        return (old for old in self._heads.values() if old.family is head.family)
+
+    def _again(self, old: Head, head: Head) -> Change | None:
+        """The change, where all that changes is the value that was told to change before. Takes a third of the time."""
+        look = old.look
+        if look is None or look.kind is Kind.TEXT:
+            return None
+        after = old.start[look.end :]
+        end = len(head.start) - len(after)
+        is_alike = head.start.endswith(after) and head.start.startswith(old.start[: look.start])
+        found = spans.looks(head.start, look.start, end) if is_alike and look.start < end else []
+        if [(each.start, each.end) for each in found] != [(look.start, end)]:
+            return None
+        kind = spans.common(look.kind, found[0].kind)
+        if kind is Kind.TEXT:
+            return None
+        head.family, head.look = old.family, Look(kind, look.start, end)
+        return Change(head.look, after, self._more(old, head, Gap(look.start, look.end, look.start, end)))
+
+    def _more(self, old: Head, head: Head, gap: Gap) -> int:
+        """Characters after the kept part of a head that are the same: of the head itself, or of the conversation.
+
+        Conversations may take turns, so those are of the head that this conversation had before.
+        """
+        if len(head.start) < head.length:
+            return head.length - len(head.start) if old.length - gap.old_end == head.length - gap.end else 0
+        own = (each for each in self._kin(head) if each.first == head.first)
+        return max(_alike_after(each, head) for each in chain((old,), own))
 
 
-def _again(old: Head, head: Head) -> Change | None:
-    """The change, where all that changes is the one value that was told to change before. Takes a third of the time."""
-    look = old.look
-    if look is None or look.kind is Kind.TEXT:
-        return None
-    after = old.start[look.end :]
-    end = len(head.start) - len(after)
-    is_alike = head.start.endswith(after) and head.start.startswith(old.start[: look.start])
-    found = spans.looks(head.start, look.start, end) if is_alike and look.start < end else []
-    if [(each.start, each.end) for each in found] != [(look.start, end)]:
-        return None
-    kind = spans.common(look.kind, found[0].kind)
-    if kind is Kind.TEXT:
-        return None
-    head.family, head.look = old.family, Look(kind, look.start, end)
-    return Change(head.look, after, _more(old, head, Gap(look.start, look.end, look.start, end)))
+def _alike_after(old: Head, head: Head) -> int:
+    """Characters after two heads that are the same."""
+    alike = differences.common_length(old.rest, 0, head.rest, 0)
+    return min(old.total - old.length, head.total - head.length) if alike == _KEPT_AFTER else alike
 
 
-def _looks(old: Head, head: Head, gaps: list[Gap]) -> list[Look]:
+def _looks(old: Head, head: Head, gaps: list[Gap]) -> Iterator[Look]:
     """What is in the gaps, in order: values, or a whole gap as text where there is more than values in it."""
-    found: list[Look] = []
+    end = 0
     for gap in gaps:
         for look in _looks_in(old.start, head.start, gap):
-            if not found or look.start >= found[-1].end:  # a long value can have two gaps in it
-                found.append(look)
-    return found
+            if look.start >= end:  # a long value can have two gaps in it
+                yield look
+                end = look.end
 
 
 def _looks_in(old: str, text: str, gap: Gap) -> list[Look]:
@@ -197,18 +232,22 @@ def _looks_in(old: str, text: str, gap: Gap) -> list[Look]:
     return [Look(Kind.TEXT, gap.start, gap.end)]
 
 
-def _changes(old: Head, head: Head, gaps: list[Gap], looks: list[Look]) -> Iterator[Change]:
+def _changes(head: Head, looks: list[Look], end: int, more: int = 0) -> Iterator[Change]:
+    """The values of a head that change, each with what is alike after it, the last one's up to `end`."""
     for look, after in pairwise(looks):
         yield Change(look, head.start[look.end : after.start])
-    last = looks[-1]
-    yield Change(last, head.start[last.end :], _more(old, head, gaps[-1]))
+    if looks:
+        yield Change(looks[-1], head.start[looks[-1].end : end], more)
 
 
-def _more(old: Head, head: Head, gap: Gap) -> int:
-    """Characters after the kept part of a head that are the same: of the head itself, or of the conversation."""
-    if len(head.start) < head.length:
-        return head.length - len(head.start) if old.length - gap.old_end == head.length - gap.end else 0
-    alike = differences.common_length(old.rest, 0, head.rest, 0)
-    if alike == _KEPT_AFTER:
-        return min(old.total - old.length, head.total - head.length)
-    return alike
+def _before(head: Head, looks: Iterable[Look], parting: int) -> Iterator[Change]:
+    """What changes by nature before anything else does: that is in the way of all that is alike up to there."""
+    sure, end = [], parting
+    for look in looks:
+        if look.kind is Kind.TEXT or look.kind in _TRIED_OUT:
+            end = look.start
+            break
+        sure.append(look)
+    while sure and end - sure[-1].end < _LEAST_ALIKE:
+        end = sure.pop().start
+    return _changes(head, sure, end)

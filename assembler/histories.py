@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from assembler import places, probes
 from assembler.differences import common_length
-from assembler.messages import Conversation, Role
+from assembler.messages import Conversation, Message, Role
 from assembler.probes import Turn
 from assembler.reasoning import marks_of
 from assembler.templates import ChatTemplate, RenderOptions
@@ -53,7 +53,7 @@ class Rewrite(Enum):
     )
     SPACES = (
         "it takes white space off the ends of earlier answers",
-        "Nothing, unless answers begin with white space: then ask for none in the system message.",
+        "Where answers begin with white space, ask for none in the system message.",
     )
 
     def __init__(self, message: str, remedy: str) -> None:
@@ -84,6 +84,26 @@ class History:
         """Whether a turn's prompt is a beginning of the next one's, but for white space that answers begin with."""
         return set(self.rewrites) <= {Rewrite.SPACES}
 
+    def keeps(self, conversation: Conversation) -> bool:
+        """Whether a conversation's last turn is a beginning of it for certain: it has nothing that is rewritten."""
+        return not any(_concerns(rewrite, conversation) for rewrite in self.rewrites)
+
+
+def _concerns(rewrite: Rewrite, conversation: Conversation) -> bool:
+    messages = conversation.messages
+    match rewrite:
+        case Rewrite.SYSTEM:
+            return any(each.role is Role.SYSTEM for each in messages)
+        case Rewrite.TOOLS:
+            return bool(conversation.tools)
+        case Rewrite.CALLS:
+            return any(each.role is Role.TOOL or each.tool_calls for each in messages)
+        case Rewrite.SPACES:
+            answer = next((each for each in reversed(messages) if each.role is Role.ASSISTANT), None)
+            return answer is not None and answer.content[:1].isspace()
+        case _:
+            return True
+
 
 class Lost(NamedTuple):
     """A stretch of a prompt that its last turn would have had, if the template wrote that as it was.
@@ -106,20 +126,20 @@ def read(template: ChatTemplate) -> History:
         (Rewrite.SYSTEM, probes.SYSTEM_TURN),
         (Rewrite.TOOLS, probes.TOOLS_TURN),
         (Rewrite.CALLS, probes.CALL_TURN),
+        (Rewrite.CALLS, probes.RESULT_TURN),
         (Rewrite.TURNS, probes.THIRD_TURN),
     )
-    found = {rewrite for rewrite, turn in turns if _is_rewritten(template, turn)}
-    opened, later = _text(template, probes.ASKED_TURN.earlier, _OPEN), _text(template, probes.ASKED_TURN.later)
-    if opened is not None and later is not None and not later.startswith(opened):
-        found.add(Rewrite.OPENING)
+    opening = _lost_end(template, probes.ASKED_TURN)
+    if probes.ASKED_TURN.last in opening:
+        found = {Rewrite.TURNS}  # whatever it does with the others, it does with all
+    else:
+        found = {rewrite for rewrite, turn in turns if len(_lost_end(template, turn)) > len(opening)}
+        found |= {Rewrite.OPENING} if opening else set()
     if _drops_reasoning(template):
         found.add(Rewrite.REASONING)
     spaced = _text(template, probes.SPACED)
     if spaced is not None and probes.SPACED_ANSWER not in spaced:
         found.add(Rewrite.SPACES)
-    if _is_rewritten(template, probes.ASKED_TURN):  # whatever it does with the others, it does with all
-        found -= {Rewrite.SYSTEM, Rewrite.TOOLS, Rewrite.CALLS}
-        found.add(Rewrite.TURNS)
     return History(tuple(rewrite for rewrite in Rewrite if rewrite in found))
 
 
@@ -142,22 +162,37 @@ def lost(
         return None
     words = _words(messages[answer].content)
     told = told[: told.rfind(words) + len(words)] if words and words in told else asked
-    start = min(
-        _parting(asked, text),
-        _parting(told, text),
-        len(text) if places.found(text, messages[answer].content, len(asked)) >= 0 else len(asked),
-    )
-    # Short answers may stand in what was said after them, too.
-    following = text.rfind(messages[answer + 1].content.strip())
-    at = text.rfind(words, 0, following if following >= 0 else len(text)) if words else -1
-    end = at + len(words) if at >= 0 else min(len(asked), len(text))
+    is_kept = _is_kept(text, len(asked), messages[answer])
+    start = min(_parting(asked, text), _parting(told, text), len(text) if is_kept else len(asked))
+    end = _end(text, words, messages[answer + 1].content.strip(), min(len(asked), len(text)))
     return Lost(start, end, _message_at(text, conversation, start)) if start < end else None
+
+
+def _end(text: str, words: str, following: str, asked: int) -> int:
+    """Where an answer ends in a prompt. words: its last ones; nothing where it is a call.
+
+    following: the text of the next message. asked: where what comes before the answer ends, at the latest.
+    """
+    next_one = text.rfind(following) if following else -1
+    if not words:  # the call's own text is the template's
+        return max(next_one, asked)
+    # Short answers may stand in what was said after them, too.
+    at = text.rfind(words, 0, next_one if next_one >= 0 else len(text))
+    return at + len(words) if at >= 0 else asked
 
 
 def _parting(earlier: str, text: str) -> int:
     """Where a text parts from an earlier one; its end where it goes on from there."""
     alike = common_length(earlier, 0, text, 0)
     return len(text) if alike == len(earlier) else alike
+
+
+def _is_kept(text: str, place: int, answer: Message) -> bool:
+    """Whether an answer stands in a prompt, from a place on, as it was given."""
+    content = answer.content
+    if content[:1].isspace() and not answer.reasoning:
+        return text.startswith(content[: len(content) - len(content.lstrip())], place)
+    return places.found(text, content, place) >= 0
 
 
 def _words(content: str) -> str:
@@ -175,11 +210,12 @@ def _message_at(text: str, conversation: Conversation, place: int) -> int:
     return sum(1 for _ in before)
 
 
-def _is_rewritten(template: ChatTemplate, turn: Turn) -> bool:
-    earlier, later = _text(template, turn.earlier), _text(template, turn.later)
+def _lost_end(template: ChatTemplate, turn: Turn) -> str:
+    """The end of a turn's prompt that the next turn's has not. Nothing where the template takes no such turn."""
+    earlier, later = _text(template, turn.earlier, _OPEN), _text(template, turn.later)
     if earlier is None or later is None or turn.last not in earlier:
-        return False
-    return not later.startswith(earlier[: earlier.rfind(turn.last) + len(turn.last)])
+        return ""
+    return earlier[common_length(earlier, 0, later, 0) :]
 
 
 def _drops_reasoning(template: ChatTemplate) -> bool:

@@ -43,6 +43,8 @@ _QUOTED_CHARACTERS: Final = 48
 # What an unstable history costs below this is what a template's marks take.
 _LEAST_LOST: Final = 8
 
+# Of which it is enough to know the tokens by those of the whole prompt.
+_FEW_CHARACTERS: Final = 64
 # Characters of tools that are looked through: half a millisecond.
 _LONG_TOOLS: Final = 131_072
 
@@ -92,7 +94,8 @@ class Insight:
         if head is None:
             return ()
         changes = self._changes(_Scope(tag_of(use.namespace), drafts.template.version), head, use)
-        return tuple([await self._told(change, draft, use.namespace) for change in changes])
+        costs = await self._costs(changes, draft)
+        return tuple([self._told(*each, draft, use.namespace) for each in zip(changes, costs, strict=True)])
 
     async def again(self, drafts: Drafts, sheet: Sheet, ids: TokenIds, use: CacheUse) -> tuple[Finding, ...]:  # noqa: ARG002
         """What is told of a prompt that was there before, as a whole: nothing."""
@@ -100,9 +103,9 @@ class Insight:
 
     async def history(self, drafts: Drafts, fitted: Truncated[Draft]) -> tuple[Finding, ...]:
         """What the template's way with earlier turns costs a prompt: UNSTABLE_HISTORY."""
-        if drafts.history.is_stable:
-            return ()
         sheet = fitted.prompt.sheet
+        if drafts.history.keeps(sheet.conversation):
+            return ()
         conversation, kwargs_json = sheet.conversation, sheet.asked.kwargs_json
 
         def render(earlier: Conversation, options: RenderOptions) -> str:
@@ -147,11 +150,22 @@ class Insight:
                 return
             self._characters -= self._heads.pop(scope).size
 
-    async def _told(self, change: Change, draft: Draft, namespace: str) -> Finding:
+    async def _costs(self, changes: tuple[Change, ...], draft: Draft) -> list[int]:
+        """Tokens that each change keeps from the prefix cache."""
+        text, alike = draft.sheet.text, [change.alike for change in changes]
+        counted = [await self._known_tokens(each) for each in alike]
+        tokens, characters = draft.tokens, len(text)
+        # What is not kept, or is another conversation's, is not worth an encoding: as many as in the prompt's rest.
+        if changes and changes[-1].more > _FEW_CHARACTERS:
+            before = text[: changes[0].look.start]
+            values = " ".join(text[change.look.start : change.look.end] for change in changes)
+            tokens -= sum(counted) + await self._known_tokens(before) + await self._tokens(values)
+            characters -= sum(map(len, (before, values, *alike)))
+        return [one + change.more * tokens // characters for one, change in zip(counted, changes, strict=True)]
+
+    def _told(self, change: Change, tokens: int, draft: Draft, namespace: str) -> Finding:
         """A change as the caller is told, and the log once."""
         where = _where(change, draft)
-        # What is not kept, or is another conversation's, is not worth an encoding: as many as in all of the prompt.
-        tokens = await self._known_tokens(change.alike) + change.more * draft.tokens // len(draft.sheet.text)
         kind = change.look.kind
         value = draft.sheet.text[change.look.start : change.look.end]
         quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"

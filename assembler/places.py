@@ -41,12 +41,23 @@ def found(text: str, content: str, place: int) -> int:
 
 def _found(text: str, content: str, first: int, last: int, place: int) -> int:
     head, tail = content[first : min(last, first + _END_CHARACTERS)], content[max(first, last - _END_CHARACTERS) : last]
-    at = place - 1
+    at, in_word = place - 1, -1
     for _ in range(_TRIES):
         at = text.find(head, at + 1)
-        if at < 0 or text.startswith(tail, at + last - first - len(tail)):
-            return at
-    return text.find(content[first:last], at + 1)
+        if at < 0:
+            return in_word
+        if text.startswith(tail, at + last - first - len(tail)):
+            # A question of one letter is not that of `user` in the mark before it.
+            if not _goes_on(text, at) and not _goes_on(text, at + last - first):
+                return at
+            in_word = in_word if in_word >= 0 else at
+    return in_word if in_word >= 0 else text.find(content[first:last], at + 1)
+
+
+def _goes_on(text: str, place: int) -> bool:
+    """Whether a word goes on over a place."""
+    around = text[max(0, place - 1) : place + 1]
+    return len(around) > 1 and around.isalnum()
 
 
 def _inner(content: str) -> tuple[int, int]:

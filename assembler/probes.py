@@ -79,17 +79,17 @@ _TOLD: Final = Message(Role.TOOL, "probe result", name="probe_tool", tool_call_i
 _THOUGHT: Final = Message(Role.ASSISTANT, _ANSWER, reasoning=_REASONING)
 
 
-def _turn(*messages: Message, tools: tuple[Tool, ...] = ()) -> Turn:
-    more = (_REPLY, _AGAIN) if messages[-1].role is not Role.ASSISTANT else (_AGAIN,)
+def _turn(*messages: Message, tools: tuple[Tool, ...] = (), more: tuple[Message, ...] = (_REPLY, _AGAIN)) -> Turn:
     return Turn(Conversation(messages, tools), Conversation((*messages, *more), tools), messages[-1].content)
 
 
 ASKED_TURN: Final = _turn(_ASK)
 SYSTEM_TURN: Final = _turn(_SYSTEM, _ASK)
 TOOLS_TURN: Final = _turn(_ASK, tools=_TOOLS)
-CALL_TURN: Final = _turn(_ASK, _CALL, _TOLD)
+CALL_TURN: Final = _turn(_ASK, more=(_CALL, _TOLD))
+RESULT_TURN: Final = _turn(_ASK, _CALL, _TOLD)
 THIRD_TURN: Final = _turn(_ASK, _REPLY, Message(Role.USER, "probe question in between"))
-REASONING_TURN: Final = _turn(_ASK, _THOUGHT)
+REASONING_TURN: Final = _turn(_ASK, _THOUGHT, more=(_AGAIN,))
 SPACED: Final = Conversation((_ASK, Message(Role.ASSISTANT, f" {_ANSWER} \n"), _AGAIN))
 SPACED_ANSWER: Final = SPACED.messages[1].content
 

@@ -244,6 +244,30 @@ def test_the_cost_of_a_changing_beginning_is_what_its_remedy_brings(client, plac
     assert warning.tokens > 10
 
 
+def test_the_cost_of_a_time_is_that_of_the_turns_before_also_where_conversations_take_turns(client):
+    """The tokens told at each turn are those that the tree has more of without the time."""
+    talks = [[{"role": "user", "content": f"Question {talk}: " + "tell me of a river. " * 6}] for talk in range(2)]
+    for turn in range(3):
+        for talk, messages in enumerate(talks):
+            system = f"It is 10:{turn:02}:{talk:02}. {SYSTEM}"
+            cached = []
+            for content in (system, SYSTEM):
+                turns = [{"role": "system", "content": content}, *messages]
+                namespace = "timed" if content is system else "untimed"
+                answer = client.chat(turns, temperature=0, max_tokens=1, namespace=namespace)
+                cached.append(answer.usage.cached_tokens)
+                if content is system:
+                    warnings = answer.info.warnings
+            if turn:
+                (warning,) = warnings
+                assert abs(cached[1] - cached[0] - warning.tokens) <= 15, (turn, talk)
+                assert warning.tokens > 100
+            messages += [
+                {"role": "assistant", "content": "It is a fine river. " * 15},
+                {"role": "user", "content": f"And what of {turn}?"},
+            ]
+
+
 def test_a_stop_string_ends_the_answer_before_it(client):
     answer = client.chat(QUESTION, temperature=0, max_tokens=40, stop="Paris")
     assert answer.finish_reason == "stop"

@@ -87,3 +87,20 @@ def planted(chance: random.Random, place: float) -> str:
     parts = [each.replace("{", "{{").replace("}", "}}") for each in system(chance)]
     parts.insert(round(place * len(parts)), chance.choice(AROUND))
     return "".join(parts)
+
+
+def listed(chance: random.Random, values: int) -> str:
+    """A system prompt with holes for so many values, each on a line of its own among its sentences."""
+    parts = [each.replace("{", "{{").replace("}", "}}") for each in system(chance)]
+    lines = [f"{word}: {{}}" for word in chance.sample(WORDS, values)]
+    parts.insert(chance.randint(0, len(parts)), "\n" + "\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def documents(chance: random.Random) -> str:
+    """What was retrieved for a question: texts with dates and ids in them, another number of them each time."""
+    found = [
+        f"[{number}] {chance.choice(list(VALUES.values()))(chance)()}: {''.join(system(chance, chance.randint(1, 6)))}"
+        for number in range(1, chance.randint(2, 6))
+    ]
+    return "\n".join(["Documents:", *found])

@@ -1,5 +1,6 @@
 """What templates do to earlier turns, and what it costs a conversation."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from assembler import histories, model_files, template_files
 from assembler.findings import UNSTABLE_HISTORY, Finding
 from assembler.histories import History, Rewrite
 from assembler.jinja_template import JinjaTemplate
+from assembler.messages import Conversation, Message, Role
 from assembler.model_files import ModelFiles
 from assembler.orders import Fitting, Order
 from assembler.pipeline import Assembler
 from assembler.recall import CacheUse
+from assembler.tools import Tool
 from assembler.truncation import Window
 from hermes.v1 import assembler_pb2, types_pb2
 from tests.unit.assembler.caching import remembering
@@ -24,6 +27,8 @@ EXPECTED = {
     "mistral": {Rewrite.SYSTEM, Rewrite.TOOLS, Rewrite.SPACES},
     "qwen3": {Rewrite.REASONING},
     "deepseek": {Rewrite.REASONING},
+    "hermes": {Rewrite.CALLS},
+    "qwen3_coder": {Rewrite.TOOLS},
 } | {name: {Rewrite.SPACES} for name in ("llama2", "llama3_1", "gemma", "command_r")}
 ANSWER = "There are a hundred of them, and each has a name of its own. " * 4
 # As DeepSeek R1's: an answer is opened with a mark that the next turn does not have.
@@ -44,7 +49,7 @@ def styled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFiles]:
     return {
         style.name: model_files.load(style.write(tmp_path_factory.mktemp(style.name)))
         for style in STYLES
-        if style.name in ("qwen3", "deepseek", "mistral", "llama2")
+        if style.name in ("qwen3", "deepseek", "mistral", "llama2", "hermes", "qwen3_coder")
     }
 
 
@@ -54,7 +59,7 @@ def test_what_public_templates_do_to_earlier_turns_is_found_at_load(style: Any, 
     assert template is not None
     history = histories.read(template)
     assert set(history.rewrites) == EXPECTED.get(style.name, set())
-    assert history.is_stable == (style.name not in ("mistral", "qwen3", "deepseek"))
+    assert history.is_stable == (EXPECTED.get(style.name, set()) <= {Rewrite.SPACES})
 
 
 @pytest.mark.parametrize("name", ["alpaca", "chatml", "gemma", "llama2", "llama3", "mistral", "vicuna", "zephyr"])
@@ -64,7 +69,7 @@ def test_declared_templates_write_turns_always_in_the_same_way(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("source", "rewrites"),
-    [(THINKING, {Rewrite.OPENING, Rewrite.REASONING}), (NUMBERED, {Rewrite.TURNS, Rewrite.OPENING})],
+    [(THINKING, {Rewrite.OPENING, Rewrite.REASONING}), (NUMBERED, {Rewrite.TURNS})],
     ids=["opening", "turns"],
 )
 def test_templates_that_rewrite_their_turns_are_told_apart(source: str, rewrites: set[Rewrite]) -> None:
@@ -74,12 +79,12 @@ def test_templates_that_rewrite_their_turns_are_told_apart(source: str, rewrites
     assert all(each.message in str(history) and each.remedy.endswith(".") for each in rewrites)
 
 
-def chat(*turns: tuple[str, str] | types_pb2.Message) -> assembler_pb2.Prompt:
+def chat(*turns: tuple[str, str] | types_pb2.Message, **fields: object) -> assembler_pb2.Prompt:
     messages = [
         turn if isinstance(turn, types_pb2.Message) else types_pb2.Message(role=turn[0], content=turn[1])
         for turn in turns
     ]
-    return assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages))
+    return assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages, **fields))
 
 
 async def lost(files: ModelFiles, prompt: assembler_pb2.Prompt) -> tuple[int, Finding | None]:
@@ -89,7 +94,9 @@ async def lost(files: ModelFiles, prompt: assembler_pb2.Prompt) -> tuple[int, Fi
     told = [each for each in found if each.code == UNSTABLE_HISTORY]
     whole = (await assembler.assemble(Order(prompt, None))).ids
     last = max(at for at, message in enumerate(prompt.chat.messages) if message.role == "assistant")
-    earlier = assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=prompt.chat.messages[:last]))
+    earlier = assembler_pb2.Prompt()
+    earlier.CopyFrom(prompt)
+    del earlier.chat.messages[last:]
     before = (await assembler.assemble(Order(earlier, None))).ids
     assembler.close()
     common = next((at for at, (one, two) in enumerate(zip(before, whole, strict=False)) if one != two), len(before))
@@ -144,6 +151,62 @@ async def test_the_message_is_that_of_the_callers_list_also_where_rounds_were_dr
     assert [each.message_index for each in assembled.findings] == [18]
 
 
+CALL = types_pb2.Message(
+    role="assistant",
+    tool_calls=[types_pb2.ToolCall(id="call00001", name="rates", arguments_json='{"currency": "EUR"}')],
+)
+RESULT = types_pb2.Message(role="tool", tool_call_id="call00001", name="rates", content="1.08 is the rate. " * 9)
+TOOL = types_pb2.Tool(
+    function_json='{"name": "rates", "description": "d", "parameters": {"type": "object", "properties": {}}}'
+)
+
+
+async def test_what_a_template_writes_behind_a_last_result_costs_the_answer_after_it(
+    styled: dict[str, ModelFiles],
+) -> None:
+    files = styled["hermes"]
+    answer = len(files.tokenizer.encode(ANSWER.strip()))
+    turns = [("user", "Which?"), CALL, RESULT, ("assistant", ANSWER), ("user", "And?")]
+    _, found = await lost(files, chat(*turns))
+    assert found is not None
+    assert answer <= found.tokens <= answer + 10
+    assert found.message_index == 3
+    _, found = await lost(files, chat(("user", "Which?"), ("assistant", ANSWER), ("user", "And?")))
+    assert found is None
+
+
+async def test_tools_behind_the_last_message_cost_the_answer_and_the_call_after_them(
+    styled: dict[str, ModelFiles],
+) -> None:
+    files = styled["qwen3_coder"]
+    answer = len(files.tokenizer.encode(ANSWER.strip()))
+    turns = [("user", "Which?"), ("assistant", ANSWER), ("user", "And?")]
+    _, found = await lost(files, chat(*turns, tools=[TOOL]))
+    assert found is not None
+    assert answer <= found.tokens <= answer + 10
+    _, found = await lost(files, chat(*turns))
+    assert found is None
+    argument = "rivers and lakes of the north " * 20
+    call = types_pb2.Message(role="assistant")
+    call.tool_calls.add(id="call00001", name="rates", arguments_json=json.dumps({"query": argument}))
+    _, found = await lost(files, chat(("user", "Which?"), call, RESULT, tools=[TOOL]))
+    assert found is not None
+    # The marks of a call are the answer's, too.
+    assert 0 <= found.tokens - len(files.tokenizer.encode(argument)) < 80
+
+
+@pytest.mark.parametrize("name", ["llama2", "mistral"])
+async def test_white_space_that_an_answer_begins_with_costs_the_answer_where_it_is_taken_off(
+    styled: dict[str, ModelFiles], name: str
+) -> None:
+    files = styled[name]
+    answer = len(files.tokenizer.encode(ANSWER.strip()))
+    for content, tokens in ((f"\n\n  {ANSWER}", answer), (ANSWER, 0), (f"{ANSWER}\n\n", 0)):
+        _, found = await lost(files, chat(("user", "Which?"), ("assistant", content), ("user", "And?")))
+        told = 0 if found is None else found.tokens
+        assert abs(told - tokens) <= 4, content
+
+
 async def test_the_first_turn_of_a_conversation_loses_nothing(styled: dict[str, ModelFiles]) -> None:
     for files in styled.values():
         assert (await Assembler(files).assemble(Order(chat(("user", "Which?")), None))).findings == ()
@@ -195,6 +258,26 @@ def test_an_assembler_tells_what_its_templates_do(files: ModelFiles, styled: dic
     tools = styled["qwen3"].template
     made: Iterator[Assembler] = iter([Assembler(files), Assembler(replace(files, tool_template=tools))])
     assert [each.chats.rewrites for each in made] == [[], [Rewrite.REASONING]]
+
+
+def test_conversations_without_what_a_template_rewrites_are_kept() -> None:
+    ask, answer = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
+    plain = Conversation((ask, answer, ask))
+    system = Conversation((Message(Role.SYSTEM, "s"), ask, answer, ask))
+    called = Conversation((ask, Message(Role.TOOL, "5"), answer, ask))
+    tools = Conversation((ask, answer, ask), (Tool({}, 2),))
+    spaced = Conversation((ask, Message(Role.ASSISTANT, "\na"), ask))
+    concerned = [
+        (Rewrite.SYSTEM, [system]),
+        (Rewrite.CALLS, [called]),
+        (Rewrite.TOOLS, [tools]),
+        (Rewrite.SPACES, [spaced]),
+        (Rewrite.TURNS, [plain, system, called, tools, spaced]),
+    ]
+    for rewrite, conversations in concerned:
+        history = History((rewrite,))
+        kept = [each for each in (plain, system, called, tools, spaced) if history.keeps(each)]
+        assert kept == [each for each in (plain, system, called, tools, spaced) if each not in conversations]
 
 
 def test_only_white_space_is_no_unstable_history() -> None:

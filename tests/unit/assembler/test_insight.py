@@ -19,11 +19,12 @@ from assembler.findings import DYNAMIC_PREFIX, Finding
 from assembler.jinja_template import JinjaTemplate
 from assembler.metrics import AssemblerMetrics
 from assembler.model_files import ModelFiles
-from assembler.orders import Assembled, Order, Policies
+from assembler.orders import Order, Policies
 from assembler.pipeline import Assembler
 from assembler.recall import CacheUse
-from hermes.v1 import assembler_pb2, types_pb2
+from hermes.v1 import types_pb2
 from tests.unit.assembler import made_prompts
+from tests.unit.assembler.prompted import assembled, chat, dynamic
 
 SYSTEM = (
     "You are the helper of a bicycle shop. {} Answer in two sentences, and be kind to all who ask you, whatever they "
@@ -45,95 +46,6 @@ _namespaces = count()
 def use() -> CacheUse:
     """A namespace of the test's own."""
     return CacheUse(f"n{next(_namespaces)}")
-
-
-def chat(*turns: tuple[str, str], **fields: object) -> assembler_pb2.Prompt:
-    messages = [types_pb2.Message(role=role, content=content) for role, content in turns]
-    return assembler_pb2.Prompt(chat=assembler_pb2.Chat(messages=messages, **fields))
-
-
-async def assembled(assembler: Assembler, use: CacheUse, *turns: tuple[str, str]) -> Assembled:
-    return await assembler.assemble(Order(chat(*turns), None, cache=use))
-
-
-async def dynamic(assembler: Assembler, use: CacheUse, *turns: tuple[str, str]) -> list[Finding]:
-    found = (await assembled(assembler, use, *turns)).findings
-    return [finding for finding in found if finding.code == DYNAMIC_PREFIX]
-
-
-async def test_values_planted_in_1000_system_prompts_are_found_and_named(assembler: Assembler, use: CacheUse) -> None:
-    """Three conversations of each: two tell enough of what changes by nature, of a short number it takes three."""
-    chance = random.Random(7)
-    missed, wrong = [], []
-    for number in range(1000):
-        name = list(made_prompts.VALUES)[number % 5]
-        pattern = made_prompts.planted(chance, chance.random())
-        value = made_prompts.VALUES[name](chance)
-        found: list[Finding] = []
-        for _ in range(3):
-            text = pattern.format(now := value())
-            found = await dynamic(assembler, use, ("system", text), ("user", made_prompts.question(chance)))
-        if len(found) != 1:
-            missed.append((name, pattern, now, found))
-            continue
-        expected = {"counter": "number", "time": "time", "hexadecimal id": "id"}.get(name, name)
-        quoted = text[found[0].start : found[0].end]
-        if expected not in found[0].message or now not in quoted or found[0].message_index != 0:
-            wrong.append((name, now, found[0]))
-    assert (missed, wrong) == ([], [])
-
-
-def tenants(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Prompts of several applications that have phrases in common, each asked again and again."""
-    phrases = made_prompts.system(chance, 12)
-    prompts = []
-    for _ in range(chance.randint(2, 20)):
-        parts = [*chance.sample(phrases, 6), *made_prompts.system(chance, chance.randint(2, 5))]
-        chance.shuffle(parts)
-        prompts.append(f"You work for {chance.choice(made_prompts.WORDS)}. {''.join(parts)}")
-    for _ in range(40):
-        yield [("system", chance.choice(prompts)), ("user", made_prompts.question(chance))]
-
-
-def growing(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Conversations that go on, side by side."""
-    system = "".join(made_prompts.system(chance))
-    talks = [[("system", system), ("user", made_prompts.question(chance))] for _ in range(4)]
-    for _ in range(40):
-        talk = chance.choice(talks)
-        yield list(talk)
-        talk += [("assistant", made_prompts.sentence(chance)), ("user", made_prompts.question(chance))]
-
-
-def tried_out(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Two forms of one prompt that differ in a number or in words."""
-    parts = made_prompts.system(chance)
-    forms = chance.choice([("at most 3 sentences", "at most 5 sentences"), ("100 words", "200 words"), ("ja", "nein")])
-    place = chance.randrange(len(parts))
-    for _ in range(40):
-        form = f"Keep to {chance.choice(forms)}. "
-        yield [("system", "".join([*parts[:place], form, *parts[place:]])), ("user", made_prompts.question(chance))]
-
-
-def edited(chance: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """A prompt with dates and ids in it that stay, of which another version is deployed once."""
-    parts = [*made_prompts.system(chance), f"Known until {made_prompts.moment(chance):%Y-%m-%d}. Key a81f3c9d00b7. "]
-    chance.shuffle(parts)
-    for _ in range(20):
-        yield [("system", "".join(parts)), ("user", made_prompts.question(chance))]
-    parts[chance.randrange(len(parts))] = made_prompts.sentence(chance)
-    for _ in range(20):
-        yield [("system", "".join(parts)), ("user", made_prompts.question(chance))]
-
-
-@pytest.mark.parametrize("made", [tenants, growing, tried_out, edited], ids=lambda made: made.__name__)
-async def test_1000_prompts_of_stable_applications_are_nothing_to_tell(assembler: Assembler, made) -> None:
-    told = []
-    for seed in range(25):
-        chance, use = random.Random(seed), CacheUse(f"{made.__name__} {seed}")
-        for turns in made(chance):
-            told += await dynamic(assembler, use, *turns)
-    assert told == []
 
 
 async def test_two_conversations_tell_of_a_date_and_what_it_costs(assembler: Assembler, use: CacheUse) -> None:
@@ -169,6 +81,38 @@ async def test_a_conversation_whose_head_changes_with_each_turn_loses_all_of_its
     assert abs(found.tokens - len(ids)) < 0.1 * len(ids)
 
 
+@pytest.mark.parametrize("talks", [1, 2, 5])
+async def test_conversations_that_take_turns_lose_no_less_than_one_alone(
+    assembler: Assembler, use: CacheUse, talks: int
+) -> None:
+    """Each has a time in its head, another one each turn."""
+    turns = [[("user", f"Question {talk}: " + "Tell me of a river. " * 9)] for talk in range(talks)]
+    told: list[list[int]] = [[] for _ in turns]
+    for round_ in range(4):
+        for talk, so_far in enumerate(turns):
+            system = "system", SYSTEM.format(f"It is 10:{round_:02}:{talk:02}.")
+            told[talk].append(sum(each.tokens for each in await dynamic(assembler, use, system, *so_far)))
+            so_far += [("assistant", f"{talk} {round_} " + "It is a fine river. " * 30), ("user", f"More {round_}?")]
+    known = 0  # of the turns before, what the last one had
+    for round_, length in enumerate((1, 3, 5), 1):
+        known = len(assembler.files.tokenizer.encode("".join(text for _, text in turns[0][:length])))
+        head = len(assembler.files.tokenizer.encode(SYSTEM))
+        assert all(abs(each[round_] - known - head) < 0.1 * (known + head) for each in told), told
+
+
+async def test_the_cost_of_a_conversation_goes_by_its_own_characters_a_token(
+    assembler: Assembler, use: CacheUse
+) -> None:
+    text = "请介绍一下这座城市的历史和文化，以及当地的美食。" * 20
+    talk = [("user", text), ("assistant", text), ("user", "再说")]
+    rules = "Answer in two sentences and be kind to all who ask you, whatever it is. " * 60
+    for time in ("10:15:01", "11:16:59"):
+        (found,) = await dynamic(assembler, use, ("system", f"It is {time}. {rules}"), *talk) or (None,)
+    assert found is not None
+    really = len(assembler.files.tokenizer.encode(rules + text * 2))
+    assert abs(found.tokens - really) < 0.05 * really
+
+
 async def test_each_of_several_values_is_told_with_the_tokens_up_to_the_next(
     assembler: Assembler, use: CacheUse
 ) -> None:
@@ -180,7 +124,7 @@ async def test_each_of_several_values_is_told_with_the_tokens_up_to_the_next(
     ):
         found = await dynamic(assembler, use, ("system", pattern.format(*values)), ("user", "Why?"))
     assert [each.message.partition(",")[0] for each in found] == [
-        "Message 0 has a UUID", "Message 0 has a time", "Message 0 has a number"
+        "Message 0 has a UUID", "Message 0 has a time of day", "Message 0 has a number"
     ]  # fmt: skip
     lengths = [each.tokens for each in found]
     assert lengths == sorted(lengths, reverse=True)
@@ -372,7 +316,7 @@ async def test_a_flush_forgets_the_prompts_of_its_namespace(assembler: Assembler
 
 async def test_a_system_part_of_a_megabyte_is_compared_by_its_beginning(assembler: Assembler, use: CacheUse) -> None:
     rest = "".join(made_prompts.system(random.Random(1), 12_000))
-    for time in ("10:15", "11:20"):
+    for time in ("10:15:01", "11:20:59"):
         found = await dynamic(assembler, use, ("system", f"It is {time}. {rest}"), ("user", "Why?"))
     ids = assembler.files.tokenizer.encode(rest)
     assert abs(found[0].tokens - len(ids)) < 0.05 * len(ids)

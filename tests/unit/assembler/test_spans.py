@@ -10,18 +10,20 @@ from assembler.spans import Kind
 
 EXAMPLES = [
     (Kind.DATE, ["2026-11-30", "30.11.2026", "11/30/2026", "2026/11/30", "20261130", "2026年11月30日", "11月30日"]),
-    (
-        Kind.DATE,
-        ["Monday, 30 November 2026", "November 30, 2026", "30 Nov 2026", "the 3rd of May", "Tuesday", "星期一"],
-    ),
+    (Kind.DATE, ["Monday, 30 November 2026", "November 30, 2026", "30 Nov 2026", "the 3rd of May", "30.11.26"]),
+    (Kind.DATE, ["1. Dezember 2026", "10 décembre 2026", "12 de mayo de 2026", "30 ноября 2026", "2026년 11월 30일"]),
+    (Kind.WEEKDAY, ["Tuesday", "Mon", "星期一"]),
     (Kind.DATE_TIME, ["2026-11-30T01:53:30.123Z", "2026-11-30 01:53:30+00:00", "Mon, 30 Nov 2026 01:53:30 GMT"]),
     (Kind.DATE_TIME, ["November 30, 2026 at 1:53 PM", "2026年11月30日15点30分", "20261130T015330Z"]),
-    (Kind.TIME, ["10:32", "10:32:11", "10:32:11.250", "1:53 PM", "3 pm", "01:53 UTC", "15点30分"]),
+    (Kind.DATE_TIME, ["Mon Nov  3 10:15:22 2026", "Mon Nov 30 10:15:22 UTC 2026", "30/Nov/2026:10:15:22 +0000"]),
+    (Kind.TIME, ["10:32:11", "10:32:11.250", "1:53:30 PM", "01:53:30 UTC", "15时30分11秒"]),
+    (Kind.HOUR, ["10:32", "1:53 PM", "3 pm", "01:53 UTC", "15点30分"]),
     (Kind.UUID, ["f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6"]),
     (Kind.HEX, ["deadbeefcafe", "0x7ffd12ab", "a1b2c3d", "9e107d9d372bb6826bd81d3542a419d6"]),
     (Kind.RANDOM, ["AbC9dE2xYz81", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "c2Vzc2lvbi-1MjM0NTY3ODkwQUJD_x9"]),
-    (Kind.LONG_NUMBER, ["1764467610", "1764467610123", "48213", "12,345.6"]),
-    (Kind.NUMBER, ["7", "17", "2041", "3.14"]),
+    (Kind.LONG_NUMBER, ["1764467610", "1764467610123", "482139017"]),
+    (Kind.VERSION, ["10.0.20.65", "192.168.100.200", "1.2.31"]),
+    (Kind.NUMBER, ["7", "17", "2041", "3.14", "10000", "12,345.6", "12th", "250ms"]),
 ]
 AROUND = [
     "{}",
@@ -64,6 +66,12 @@ def test_words_are_no_values(text: str) -> None:
     assert spans.looks(text, 0, len(text)) == []
 
 
+@pytest.mark.parametrize("word", ["user12", "T12", "v12"])
+def test_a_number_at_a_words_end_is_one(word: str) -> None:
+    (look,) = spans.looks(f"I am {word}.", 5, 5 + len(word))
+    assert look == (Kind.NUMBER, 5 + len(word) - 2, 5 + len(word))
+
+
 def test_a_value_beside_the_span_is_not_in_it() -> None:
     text = "On 2026-11-30 Ada came at 10:15."
     assert spans.looks(text, text.index("Ada"), text.index("Ada") + 3) == []
@@ -89,6 +97,10 @@ def test_random_hexadecimal_ids_and_uuids_are_known_as_such() -> None:
         (Kind.LONG_NUMBER, Kind.HEX, Kind.HEX),
         (Kind.NUMBER, Kind.LONG_NUMBER, Kind.LONG_NUMBER),
         (Kind.RANDOM, Kind.HEX, Kind.RANDOM),
+        (Kind.HOUR, Kind.TIME, Kind.TIME),
+        (Kind.WEEKDAY, Kind.DATE, Kind.DATE),
+        (Kind.WEEKDAY, Kind.HOUR, Kind.DATE_TIME),
+        (Kind.NUMBER, Kind.VERSION, Kind.VERSION),
         (Kind.UUID, Kind.DATE, Kind.TEXT),
         (Kind.NUMBER, Kind.TIME, Kind.TEXT),
     ],
