@@ -7,7 +7,7 @@ from executor.kv.eviction import KVLimits
 
 @pytest.fixture(params=["torch", "native"])
 def bench(request, bench):
-    """Each test runs with torch's attention of decoding sequences, and with the native kernel."""
+    """Each test runs with torch's attention, and with the native kernel."""
     kernel = request.getfixturevalue("native_kernel") if request.param == "native" else None
 
     def build(**options):
