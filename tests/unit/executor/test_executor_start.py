@@ -5,6 +5,7 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import threading
 
 import grpc
 import pytest
@@ -19,6 +20,18 @@ from shared.settings import ExecutorSettings
 def test_the_program_starts_without_the_heavy_packages():
     code = "import sys, executor.__main__; print({'torch', 'transformers', 'safetensors'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+async def test_the_thread_that_loads_the_model_ends_with_that():
+    loading = []
+
+    def build():
+        loading.append(threading.current_thread())
+        return "executor"
+
+    assert await executor_main._in_thread_that_ends(build) == "executor"
+    loading[0].join(10)
+    assert not loading[0].is_alive(), "what helped it to compute would stand in the engine's way"
 
 
 def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
