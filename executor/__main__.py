@@ -32,8 +32,8 @@ SERVICE: Final = "hermes.v1.Executor"
 _PACKAGES: Final = ("torch", "transformers", "safetensors")
 
 _SPINS: Final = "2000"
-"""How often a thread of GNU's OpenMP looks for more work before it sleeps: a tenth of a millisecond, which is longer than
-the engine's pauses between two operations. Left to itself it looks for many milliseconds, and keeps the CPU from the very
+"""How often a thread of GNU's OpenMP looks for more work before it sleeps: a tenth of a millisecond, longer than the
+engine's pauses between two operations. Left to itself it looks for many milliseconds, and keeps the CPU from the very
 thread that it waits for, where another program has the other one: steps took a second instead of a twentieth."""
 
 
