@@ -27,9 +27,9 @@ using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kColumns = kLanes >= 16 ? 4 : 2;  // vectors of a tile: AVX-512 has 32 registers, others half of that
-constexpr int64_t kRows = 4;                        // queries of a tile
-constexpr int64_t kBlock = 64;                      // keys between two looks at the maximum
-constexpr int64_t kFew = 12;                        // queries up to which transposing the keys costs more than it saves
+constexpr int64_t kRows = kLanes >= 16 ? 6 : 4;     // queries of a tile
+constexpr int64_t kBlock = 128;                     // keys between two looks at the maximum
+constexpr int64_t kFew = 12;                        // queries up to which moving the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
 constexpr int64_t kJoined = 32;                     // rows whose parts a thread joins at least
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -40,12 +40,17 @@ inline float sum_of(const Vec& lanes) {
   return at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return x + y; }, lanes);
 }
 
-// c[Rows, Columns * kLanes] = a[Rows, depth] b[depth, Columns * kLanes], added to what c holds.
-template <int64_t Rows, int64_t Columns>
-inline void add_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+// What becomes of what the result of a product held.
+enum class Onto { kNothing, kSum };
+
+// c[Rows, Columns * kLanes] = a[Rows, depth] b[depth, Columns * kLanes], or added to what c holds.
+template <Onto onto, int64_t Rows, int64_t Columns>
+inline void multiply_tile(
+    int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   std::array<std::array<Vec, Columns>, Rows> sums;
   for (int64_t i = 0; i < Rows; ++i)
-    for (int64_t j = 0; j < Columns; ++j) sums[i][j] = Vec::loadu(c + i * ldc + j * kLanes);
+    for (int64_t j = 0; j < Columns; ++j)
+      sums[i][j] = onto == Onto::kSum ? Vec::loadu(c + i * ldc + j * kLanes) : Vec(0.0f);
   for (int64_t k = 0; k < depth; ++k) {
     std::array<Vec, Columns> row;
     for (int64_t j = 0; j < Columns; ++j) row[j] = Vec::loadu(b + k * ldb + j * kLanes);
@@ -58,27 +63,31 @@ inline void add_tile(int64_t depth, const float* a, int64_t lda, const float* b,
     for (int64_t j = 0; j < Columns; ++j) sums[i][j].store(c + i * ldc + j * kLanes);
 }
 
-template <int64_t Rows>
-inline void add_rows(
+template <Onto onto, int64_t Rows>
+inline void multiply_rows(
     int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   int64_t j = 0;
   for (; j + kColumns * kLanes <= columns; j += kColumns * kLanes)
-    add_tile<Rows, kColumns>(depth, a, lda, b + j, ldb, c + j, ldc);
-  for (; j < columns; j += kLanes) add_tile<Rows, 1>(depth, a, lda, b + j, ldb, c + j, ldc);
+    multiply_tile<onto, Rows, kColumns>(depth, a, lda, b + j, ldb, c + j, ldc);
+  for (; j < columns; j += kLanes) multiply_tile<onto, Rows, 1>(depth, a, lda, b + j, ldb, c + j, ldc);
 }
 
-// c[rows, columns] += a[rows, depth] b[depth, columns]; columns is a multiple of kLanes.
-void add_product(
+// c[rows, columns] = a[rows, depth] b[depth, columns], or added to c; columns is a multiple of kLanes.
+template <Onto onto>
+void multiply(
     int64_t rows, int64_t columns, int64_t depth,
     const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   int64_t i = 0;
-  for (; i + kRows <= rows; i += kRows) add_rows<kRows>(columns, depth, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+  for (; i + kRows <= rows; i += kRows)
+    multiply_rows<onto, kRows>(columns, depth, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
   a += i * lda;
   c += i * ldc;
   switch (rows - i) {
-    case 3: add_rows<3>(columns, depth, a, lda, b, ldb, c, ldc); break;
-    case 2: add_rows<2>(columns, depth, a, lda, b, ldb, c, ldc); break;
-    case 1: add_rows<1>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 5: multiply_rows<onto, 5>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 4: multiply_rows<onto, 4>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 3: multiply_rows<onto, 3>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 2: multiply_rows<onto, 2>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 1: multiply_rows<onto, 1>(columns, depth, a, lda, b, ldb, c, ldc); break;
     default: break;
   }
 }
@@ -95,13 +104,13 @@ struct Step {
 
 // What a thread needs besides, kept from call to call.
 struct Scratch {
-  std::vector<float> query, scores, transposed, tail;
+  std::vector<float> query, scores, keys, transposed, values;
 
   void fit(int64_t queries, int64_t dim) {
     query.resize(std::max<size_t>(query.size(), queries * dim));
     scores.resize(std::max<size_t>(scores.size(), queries * kBlock));
-    transposed.resize(std::max<size_t>(transposed.size(), dim * kBlock));
-    tail.resize(std::max<size_t>(tail.size(), kLanes * dim));
+    for (std::vector<float>* each : {&keys, &transposed, &values})
+      each->resize(std::max<size_t>(each->size(), dim * kBlock));
   }
 };
 
@@ -112,20 +121,42 @@ struct Partial {
   float* output;  // [queries, dim]
 };
 
-// to[dim, kBlock] = the transpose of `count` rows of keys, with zeros up to a multiple of kLanes.
-void transpose(const float* keys, int64_t stride, int64_t count, int64_t dim, float* tail, float* to) {
-  for (int64_t k = 0; k < count; k += kLanes) {
-    const float* from = keys + k * stride;
-    int64_t ld = stride;
-    if (count - k < kLanes) {  // nothing behind the run may be read: it can be another's, or no memory
-      std::fill(tail, tail + kLanes * dim, 0.0f);
-      for (int64_t i = 0; i < count - k; ++i) std::copy(from + i * stride, from + i * stride + dim, tail + i * dim);
-      from = tail;
-      ld = dim;
-    }
-    for (int64_t d = 0; d < dim; d += kLanes)
-      at::vec::transpose_mxn<float, kLanes, kLanes>(from + d, ld, to + d * kBlock + k, kBlock);
+// Walks over runs of [first slot, slots], some neighbours at a time.
+struct Walk {
+  at::ArrayRef<int64_t> runs;
+  size_t run = 0;
+  int64_t begin = 0;  // slots of the run that are behind
+
+  bool ended() const { return run == runs.size(); }
+  int64_t slot() const { return runs[run] + begin; }
+  int64_t neighbours(int64_t most) const { return std::min(most, runs[run + 1] - begin); }
+  void advance(int64_t slots) {
+    begin += slots;
+    if (begin < runs[run + 1]) return;
+    run += 2;
+    begin = 0;
   }
+};
+
+// Copies rows of a pool's head to where they lie in a row: as many as the walk still has, at most kBlock.
+int64_t gather(Walk& walk, const float* pool, int64_t stride, int64_t dim, float* to) {
+  int64_t count = 0;
+  while (count < kBlock && !walk.ended()) {
+    const float* from = pool + walk.slot() * stride;
+    const int64_t now = walk.neighbours(kBlock - count);
+    for (int64_t k = 0; k < now; ++k)
+      for (int64_t d = 0; d < dim; d += kLanes) Vec::loadu(from + k * stride + d).store(to + (count + k) * dim + d);
+    walk.advance(now);
+    count += now;
+  }
+  return count;
+}
+
+// to[dim, kBlock] = the transpose of keys[count, dim]; count is a multiple of kLanes.
+void transpose(const float* keys, int64_t count, int64_t dim, float* to) {
+  for (int64_t k = 0; k < count; k += kLanes)
+    for (int64_t d = 0; d < dim; d += kLanes)
+      at::vec::transpose_mxn<float, kLanes, kLanes>(keys + k * dim + d, dim, to + d * kBlock + k, kBlock);
 }
 
 // Turns the first `count` scores of a row into exponentials, those behind them, up to `all`, into zeros, and rescales
@@ -176,6 +207,8 @@ void score_few(
   query += i * dim;
   scores += i * kBlock;
   switch (queries - i) {
+    case 5: dot_rows<5>(query, keys, stride, count, dim, scores); break;
+    case 4: dot_rows<4>(query, keys, stride, count, dim, scores); break;
     case 3: dot_rows<3>(query, keys, stride, count, dim, scores); break;
     case 2: dot_rows<2>(query, keys, stride, count, dim, scores); break;
     case 1: dot_rows<1>(query, keys, stride, count, dim, scores); break;
@@ -183,14 +216,13 @@ void score_few(
   }
 }
 
-// The same for many queries: a matrix product with the keys transposed.
+// The same for many queries: a matrix product with the transpose of keys[kBlock, dim].
 void score_many(
-    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim, Scratch& scratch,
-    float* scores) {
+    int64_t queries, const float* query, float* keys, int64_t count, int64_t dim, float* transposed, float* scores) {
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  transpose(keys, stride, count, dim, scratch.tail.data(), scratch.transposed.data());
-  for (int64_t q = 0; q < queries; ++q) std::fill(scores + q * kBlock, scores + q * kBlock + padded, 0.0f);
-  add_product(queries, padded, dim, query, dim, scratch.transposed.data(), kBlock, scores, kBlock);
+  std::fill(keys + count * dim, keys + padded * dim, 0.0f);
+  transpose(keys, padded, dim, transposed);
+  multiply<Onto::kNothing>(queries, padded, dim, query, dim, transposed, kBlock, scores, kBlock);
 }
 
 // Asks for rows that are needed soon: a head's rows lie apart, and what the CPU guesses by itself is too little.
@@ -218,28 +250,42 @@ void attend_part(
   std::fill(partial.sum, partial.sum + queries, 0.0f);
   std::fill(partial.output, partial.output + queries * dim, 0.0f);
 
-  int64_t before = 0;  // keys of the part before those in hand
-  for (size_t run = 0; run < runs.size(); run += 2) {
-    const int64_t slots = runs[run + 1];
-    for (int64_t begin = 0, count = 0; begin < slots; begin += count, before += count) {
-      count = std::min(kBlock, slots - begin);
-      const int64_t first = std::max<int64_t>(0, before - reads + 1) * group;  // queries before it read none of these
-      if (first >= queries) continue;
+  const bool few = queries <= kFew;
+  const float* keys = step.keys + kv_head * dim;
+  const float* values = step.values + kv_head * dim;
+  int64_t before = 0, count = 0;  // keys of the part before those in hand, and how many these are
+  for (Walk walk{runs}; !walk.ended(); before += count) {
+    const float* block = scratch.values.data();  // the values in hand, and floats from one to the next
+    int64_t step_by = dim;
+    Walk behind = walk;
+    if (few) {
+      count = walk.neighbours(kBlock);
+      behind.advance(count);
+    } else {
+      count = gather(behind, keys, stride, dim, scratch.keys.data());
+    }
+    const int64_t first = std::max<int64_t>(0, before - reads + 1) * group;  // queries before it read none of these
+    if (first < queries) {
       float* scores = scratch.scores.data() + first * kBlock;
-      const int64_t place = (runs[run] + begin) * stride + kv_head * dim;
-      prefetch(step.values + place, stride, count, dim);
-      prefetch(step.keys + place + count * stride, stride, std::min(kBlock, slots - begin - count), dim);
-      if (queries - first <= kFew)
-        score_few(queries - first, query + first * dim, step.keys + place, stride, count, dim, scores);
-      else
-        score_many(queries - first, query + first * dim, step.keys + place, stride, count, dim, scratch, scores);
+      if (few) {
+        block = values + walk.slot() * stride;
+        step_by = stride;
+        prefetch(block, stride, count, dim);
+        if (!behind.ended()) prefetch(keys + behind.slot() * stride, stride, behind.neighbours(kBlock), dim);
+        score_few(queries - first, query + first * dim, keys + walk.slot() * stride, stride, count, dim, scores);
+      } else {
+        gather(walk, values, stride, dim, scratch.values.data());
+        score_many(
+            queries - first, query + first * dim, scratch.keys.data(), count, dim, scratch.transposed.data(), scores);
+      }
       for (int64_t q = first; q < queries; ++q)
         exponentiate(
             scores + (q - first) * kBlock, std::min(count, reads + q / group - before), count, partial.maximum[q],
             partial.sum[q], partial.output + q * dim, dim);
-      add_product(
-          queries - first, dim, count, scores, kBlock, step.values + place, stride, partial.output + first * dim, dim);
+      multiply<Onto::kSum>(
+          queries - first, dim, count, scores, kBlock, block, step_by, partial.output + first * dim, dim);
     }
+    walk = behind;
   }
 }
 
