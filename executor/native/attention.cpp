@@ -232,7 +232,8 @@ inline void prefetch(const float* rows, int64_t stride, int64_t count, int64_t d
 }
 
 // One part for one head of keys: `rows` of the queries against `runs` of [first slot, slots], of whose keys the first
-// row reads `reads`, and each row behind it one more, up to all.
+// row reads `reads`, and each row behind it one more, up to all. Few queries read keys and values where they lie; for
+// many these are gathered, so that short runs make as large products as long ones.
 void attend_part(
     const Step& step, int64_t kv_head, at::ArrayRef<int64_t> rows, at::ArrayRef<int64_t> runs, int64_t reads,
     Scratch& scratch, const Partial& partial) {
@@ -255,8 +256,8 @@ void attend_part(
   const float* values = step.values + kv_head * dim;
   int64_t before = 0, count = 0;  // keys of the part before those in hand, and how many these are
   for (Walk walk{runs}; !walk.ended(); before += count) {
-    const float* block = scratch.values.data();  // the values in hand, and floats from one to the next
-    int64_t step_by = dim;
+    const float* block = scratch.values.data();  // the values in hand
+    int64_t apart = dim;                         // floats from one of them to the next
     Walk behind = walk;
     if (few) {
       count = walk.neighbours(kBlock);
@@ -269,7 +270,7 @@ void attend_part(
       float* scores = scratch.scores.data() + first * kBlock;
       if (few) {
         block = values + walk.slot() * stride;
-        step_by = stride;
+        apart = stride;
         prefetch(block, stride, count, dim);
         if (!behind.ended()) prefetch(keys + behind.slot() * stride, stride, behind.neighbours(kBlock), dim);
         score_few(queries - first, query + first * dim, keys + walk.slot() * stride, stride, count, dim, scores);
@@ -283,7 +284,7 @@ void attend_part(
             scores + (q - first) * kBlock, std::min(count, reads + q / group - before), count, partial.maximum[q],
             partial.sum[q], partial.output + q * dim, dim);
       multiply<Onto::kSum>(
-          queries - first, dim, count, scores, kBlock, block, step_by, partial.output + first * dim, dim);
+          queries - first, dim, count, scores, kBlock, block, apart, partial.output + first * dim, dim);
     }
     walk = behind;
   }
@@ -313,27 +314,27 @@ void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& r
       last[parts.rows[entry]] = entry;
     }
   at::parallel_for(0, tokens, kJoined, [&](int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    if (last[row] < 0) continue;
-    for (int64_t head = 0; head < heads; ++head) {
-      const auto place = [&](int64_t entry) {
-        const int64_t part = part_of[entry], first = parts.first_row(part);
-        return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
-            head % step.group;
-      };
-      float largest = kNothing, total = 0.0f;
-      for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
-      float* to = output + (row * heads + head) * dim;
-      std::fill(to, to + dim, 0.0f);
-      for (int64_t e = last[row]; e >= 0; e = before[e]) {
-        const int64_t at = place(e);
-        const float weight = std::exp(results.maximum[at] - largest);
-        total += weight * results.sum[at];
-        for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+    for (int64_t row = begin; row < end; ++row) {
+      if (last[row] < 0) continue;
+      for (int64_t head = 0; head < heads; ++head) {
+        const auto place = [&](int64_t entry) {
+          const int64_t part = part_of[entry], first = parts.first_row(part);
+          return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
+              head % step.group;
+        };
+        float largest = kNothing, total = 0.0f;
+        for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
+        float* to = output + (row * heads + head) * dim;
+        std::fill(to, to + dim, 0.0f);
+        for (int64_t e = last[row]; e >= 0; e = before[e]) {
+          const int64_t at = place(e);
+          const float weight = std::exp(results.maximum[at] - largest);
+          total += weight * results.sum[at];
+          for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+        }
+        for (int64_t d = 0; d < dim; ++d) to[d] /= total;
       }
-      for (int64_t d = 0; d < dim; ++d) to[d] /= total;
     }
-  }
   });
 }
 
