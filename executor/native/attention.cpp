@@ -32,6 +32,7 @@ constexpr int64_t kBlock = 128;                     // keys between two looks at
 constexpr int64_t kFew = 12;                        // queries up to which moving the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
 constexpr int64_t kJoined = 32;                     // rows whose parts a thread joins at least
+constexpr double kLog2E = 1.4426950408889634;          // e^x is 2^(x * this)
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 static_assert(kBlock % (kLanes * kColumns) == 0);
@@ -99,7 +100,7 @@ struct Step {
   const float* keys;  // [slots, kv_heads, dim], contiguous; values alike
   const float* values;
   int64_t kv_heads, group, dim;
-  float scale;
+  float scale;  // of scores, whose powers of two are the shares
 };
 
 // What a thread needs besides, kept from call to call.
@@ -159,6 +160,22 @@ void transpose(const float* keys, int64_t count, int64_t dim, float* to) {
       at::vec::transpose_mxn<float, kLanes, kLanes>(keys + k * dim + d, dim, to + d * kBlock + k, kBlock);
 }
 
+// 2^x for x of zero or less, of a relative error of some 2e-7; below -126 next to nothing. What is no number stays none.
+inline Vec power_of_two(const Vec& x) {
+  const Vec rounding(12582912.0f);  // 1.5 * 2^23: in a sum with it the lowest bits are the nearest whole number
+  const Vec bounded = at::vec::clamp_min(x, Vec(-126.0f));
+  const Vec sum = bounded + rounding;
+  const Vec rest = bounded - (sum - rounding);  // -0.5 to 0.5, where this polynomial is 2^rest (minimax)
+  Vec share(0.00132647271f);
+  for (const float factor : {0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f})
+    share = at::vec::fmadd(share, rest, Vec(factor));
+  const auto exponent = at::vec::cast<int32_t, float>(sum) << at::vec::Vectorized<int32_t>(23);
+  return at::vec::cast<float, int32_t>(at::vec::cast<int32_t, float>(share) + exponent);
+}
+
+// The larger ones of two vectors. One that is no number may be lost, but not in the exponentials.
+inline Vec larger(const Vec& x, const Vec& y) { return at::vec::clamp_min(x, y); }
+
 // Turns the first `count` scores of a row into exponentials, those behind them, up to `all`, into zeros, and rescales
 // what the row had so far.
 inline void exponentiate(
@@ -166,17 +183,17 @@ inline void exponentiate(
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   std::fill(scores + count, scores + padded, kNothing);
   Vec largest = Vec::loadu(scores);
-  for (int64_t k = kLanes; k < padded; k += kLanes) largest = at::vec::maximum(largest, Vec::loadu(scores + k));
-  const float seen = at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return at::vec::maximum(x, y); }, largest);
+  for (int64_t k = kLanes; k < padded; k += kLanes) largest = larger(largest, Vec::loadu(scores + k));
+  const float seen = at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return larger(x, y); }, largest);
   if (!(seen <= maximum)) {  // a score that is no number must spread
-    const float faded = std::exp(maximum - seen);
+    const float faded = std::exp2(maximum - seen);
     sum *= faded;
     for (int64_t d = 0; d < dim; d += kLanes) (Vec::loadu(output + d) * Vec(faded)).store(output + d);
     maximum = seen;
   }
   Vec total(0.0f);
   for (int64_t k = 0; k < padded; k += kLanes) {
-    const Vec share = (Vec::loadu(scores + k) - Vec(maximum)).exp_u20();
+    const Vec share = power_of_two(Vec::loadu(scores + k) - Vec(maximum));
     share.store(scores + k);
     total = total + share;
   }
@@ -328,7 +345,7 @@ void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& r
         std::fill(to, to + dim, 0.0f);
         for (int64_t e = last[row]; e >= 0; e = before[e]) {
           const int64_t at = place(e);
-          const float weight = std::exp(results.maximum[at] - largest);
+          const float weight = std::exp2(results.maximum[at] - largest);
           total += weight * results.sum[at];
           for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
         }
@@ -385,7 +402,8 @@ void attend(
 
   const Step step{
       query.const_data_ptr<float>(), query.stride(0), query.stride(1), keys.const_data_ptr<float>(),
-      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim, static_cast<float>(scale)};
+      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim,
+      static_cast<float>(scale * kLog2E)};
   static thread_local std::vector<float> memory;  // kept from call to call, as all scratch is: new pages cost more
   const size_t queries = parts.rows.size() * heads;
   memory.resize(std::max(memory.size(), queries * (dim + 2)));
