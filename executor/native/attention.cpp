@@ -5,7 +5,7 @@
 // rows of a prompt are parts of some neighbours each, every one of which reads one key more than the last. A part is
 // an online softmax over blocks of keys (Milakov and Gimelshein, 2018): scores and output are two small matrix products
 // around it, for one head of keys and all the queries that read it. The parts of a row are joined in the end, each
-// weighted by the exponential of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
+// weighted by the power of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
 // never on the number of threads, so neither do the results.
 
 #include <ATen/Parallel.h>
@@ -32,7 +32,7 @@ constexpr int64_t kBlock = 128;                     // keys between two looks at
 constexpr int64_t kFew = 12;                        // queries up to which moving the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
 constexpr int64_t kJoined = 32;                     // rows whose parts a thread joins at least
-constexpr double kLog2E = 1.4426950408889634;          // e^x is 2^(x * this)
+constexpr double kLog2E = 1.4426950408889634;       // e^x is 2^(x * this)
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 static_assert(kBlock % (kLanes * kColumns) == 0);
