@@ -5,7 +5,7 @@
 // rows of a prompt are parts of some neighbours each, every one of which reads one key more than the last. A part is
 // an online softmax over blocks of keys (Milakov and Gimelshein, 2018): scores and output are two small matrix products
 // around it, for one head of keys and all the queries that read it. The parts of a row are joined in the end, each
-// weighted by the exponential of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
+// weighted by the power of its maximum, as FlashDecoding does. How the work is cut depends on the parts alone,
 // never on the number of threads, so neither do the results.
 
 #include <ATen/Parallel.h>
@@ -27,11 +27,12 @@ using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kColumns = kLanes >= 16 ? 4 : 2;  // vectors of a tile: AVX-512 has 32 registers, others half of that
-constexpr int64_t kRows = 4;                        // queries of a tile
-constexpr int64_t kBlock = 64;                      // keys between two looks at the maximum
-constexpr int64_t kFew = 12;                        // queries up to which transposing the keys costs more than it saves
+constexpr int64_t kRows = kLanes >= 16 ? 6 : 4;     // queries of a tile
+constexpr int64_t kBlock = 128;                     // keys between two looks at the maximum
+constexpr int64_t kFew = 12;                        // queries up to which moving the keys costs more than it saves
 constexpr int64_t kLine = 16;                       // floats of a cache line
 constexpr int64_t kJoined = 32;                     // rows whose parts a thread joins at least
+constexpr double kLog2E = 1.4426950408889634;       // e^x is 2^(x * this)
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 static_assert(kBlock % (kLanes * kColumns) == 0);
@@ -40,12 +41,17 @@ inline float sum_of(const Vec& lanes) {
   return at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return x + y; }, lanes);
 }
 
-// c[Rows, Columns * kLanes] = a[Rows, depth] b[depth, Columns * kLanes], added to what c holds.
-template <int64_t Rows, int64_t Columns>
-inline void add_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+// What becomes of what the result of a product held.
+enum class Onto { kNothing, kSum };
+
+// c[Rows, Columns * kLanes] = a[Rows, depth] b[depth, Columns * kLanes], or added to what c holds.
+template <Onto onto, int64_t Rows, int64_t Columns>
+inline void multiply_tile(
+    int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   std::array<std::array<Vec, Columns>, Rows> sums;
   for (int64_t i = 0; i < Rows; ++i)
-    for (int64_t j = 0; j < Columns; ++j) sums[i][j] = Vec::loadu(c + i * ldc + j * kLanes);
+    for (int64_t j = 0; j < Columns; ++j)
+      sums[i][j] = onto == Onto::kSum ? Vec::loadu(c + i * ldc + j * kLanes) : Vec(0.0f);
   for (int64_t k = 0; k < depth; ++k) {
     std::array<Vec, Columns> row;
     for (int64_t j = 0; j < Columns; ++j) row[j] = Vec::loadu(b + k * ldb + j * kLanes);
@@ -58,27 +64,31 @@ inline void add_tile(int64_t depth, const float* a, int64_t lda, const float* b,
     for (int64_t j = 0; j < Columns; ++j) sums[i][j].store(c + i * ldc + j * kLanes);
 }
 
-template <int64_t Rows>
-inline void add_rows(
+template <Onto onto, int64_t Rows>
+inline void multiply_rows(
     int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   int64_t j = 0;
   for (; j + kColumns * kLanes <= columns; j += kColumns * kLanes)
-    add_tile<Rows, kColumns>(depth, a, lda, b + j, ldb, c + j, ldc);
-  for (; j < columns; j += kLanes) add_tile<Rows, 1>(depth, a, lda, b + j, ldb, c + j, ldc);
+    multiply_tile<onto, Rows, kColumns>(depth, a, lda, b + j, ldb, c + j, ldc);
+  for (; j < columns; j += kLanes) multiply_tile<onto, Rows, 1>(depth, a, lda, b + j, ldb, c + j, ldc);
 }
 
-// c[rows, columns] += a[rows, depth] b[depth, columns]; columns is a multiple of kLanes.
-void add_product(
+// c[rows, columns] = a[rows, depth] b[depth, columns], or added to c; columns is a multiple of kLanes.
+template <Onto onto>
+void multiply(
     int64_t rows, int64_t columns, int64_t depth,
     const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
   int64_t i = 0;
-  for (; i + kRows <= rows; i += kRows) add_rows<kRows>(columns, depth, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+  for (; i + kRows <= rows; i += kRows)
+    multiply_rows<onto, kRows>(columns, depth, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
   a += i * lda;
   c += i * ldc;
   switch (rows - i) {
-    case 3: add_rows<3>(columns, depth, a, lda, b, ldb, c, ldc); break;
-    case 2: add_rows<2>(columns, depth, a, lda, b, ldb, c, ldc); break;
-    case 1: add_rows<1>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 5: multiply_rows<onto, 5>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 4: multiply_rows<onto, 4>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 3: multiply_rows<onto, 3>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 2: multiply_rows<onto, 2>(columns, depth, a, lda, b, ldb, c, ldc); break;
+    case 1: multiply_rows<onto, 1>(columns, depth, a, lda, b, ldb, c, ldc); break;
     default: break;
   }
 }
@@ -90,18 +100,18 @@ struct Step {
   const float* keys;  // [slots, kv_heads, dim], contiguous; values alike
   const float* values;
   int64_t kv_heads, group, dim;
-  float scale;
+  float scale;  // of scores, whose powers of two are the shares
 };
 
 // What a thread needs besides, kept from call to call.
 struct Scratch {
-  std::vector<float> query, scores, transposed, tail;
+  std::vector<float> query, scores, keys, transposed, values;
 
   void fit(int64_t queries, int64_t dim) {
     query.resize(std::max<size_t>(query.size(), queries * dim));
     scores.resize(std::max<size_t>(scores.size(), queries * kBlock));
-    transposed.resize(std::max<size_t>(transposed.size(), dim * kBlock));
-    tail.resize(std::max<size_t>(tail.size(), kLanes * dim));
+    for (std::vector<float>* each : {&keys, &transposed, &values})
+      each->resize(std::max<size_t>(each->size(), dim * kBlock));
   }
 };
 
@@ -112,21 +122,59 @@ struct Partial {
   float* output;  // [queries, dim]
 };
 
-// to[dim, kBlock] = the transpose of `count` rows of keys, with zeros up to a multiple of kLanes.
-void transpose(const float* keys, int64_t stride, int64_t count, int64_t dim, float* tail, float* to) {
-  for (int64_t k = 0; k < count; k += kLanes) {
-    const float* from = keys + k * stride;
-    int64_t ld = stride;
-    if (count - k < kLanes) {  // nothing behind the run may be read: it can be another's, or no memory
-      std::fill(tail, tail + kLanes * dim, 0.0f);
-      for (int64_t i = 0; i < count - k; ++i) std::copy(from + i * stride, from + i * stride + dim, tail + i * dim);
-      from = tail;
-      ld = dim;
-    }
-    for (int64_t d = 0; d < dim; d += kLanes)
-      at::vec::transpose_mxn<float, kLanes, kLanes>(from + d, ld, to + d * kBlock + k, kBlock);
+// Walks over runs of [first slot, slots], some neighbours at a time.
+struct Walk {
+  at::ArrayRef<int64_t> runs;
+  size_t run = 0;
+  int64_t begin = 0;  // slots of the run that are behind
+
+  bool ended() const { return run == runs.size(); }
+  int64_t slot() const { return runs[run] + begin; }
+  int64_t neighbours(int64_t most) const { return std::min(most, runs[run + 1] - begin); }
+  void advance(int64_t slots) {
+    begin += slots;
+    if (begin < runs[run + 1]) return;
+    run += 2;
+    begin = 0;
   }
+};
+
+// Copies rows of a pool's head to where they lie in a row: as many as the walk still has, at most kBlock.
+int64_t gather(Walk& walk, const float* pool, int64_t stride, int64_t dim, float* to) {
+  int64_t count = 0;
+  while (count < kBlock && !walk.ended()) {
+    const float* from = pool + walk.slot() * stride;
+    const int64_t now = walk.neighbours(kBlock - count);
+    for (int64_t k = 0; k < now; ++k)
+      for (int64_t d = 0; d < dim; d += kLanes) Vec::loadu(from + k * stride + d).store(to + (count + k) * dim + d);
+    walk.advance(now);
+    count += now;
+  }
+  return count;
 }
+
+// to[dim, kBlock] = the transpose of keys[count, dim]; count is a multiple of kLanes.
+void transpose(const float* keys, int64_t count, int64_t dim, float* to) {
+  for (int64_t k = 0; k < count; k += kLanes)
+    for (int64_t d = 0; d < dim; d += kLanes)
+      at::vec::transpose_mxn<float, kLanes, kLanes>(keys + k * dim + d, dim, to + d * kBlock + k, kBlock);
+}
+
+// 2^x for x of zero or less, of a relative error of some 2e-7; below -126 next to nothing. What is no number stays none.
+inline Vec power_of_two(const Vec& x) {
+  const Vec rounding(12582912.0f);  // 1.5 * 2^23: in a sum with it the lowest bits are the nearest whole number
+  const Vec bounded = at::vec::clamp_min(x, Vec(-126.0f));
+  const Vec sum = bounded + rounding;
+  const Vec rest = bounded - (sum - rounding);  // -0.5 to 0.5, where this polynomial is 2^rest (minimax)
+  Vec share(0.00132647271f);
+  for (const float factor : {0.00967151265f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f})
+    share = at::vec::fmadd(share, rest, Vec(factor));
+  const auto exponent = at::vec::cast<int32_t, float>(sum) << at::vec::Vectorized<int32_t>(23);
+  return at::vec::cast<float, int32_t>(at::vec::cast<int32_t, float>(share) + exponent);
+}
+
+// The larger ones of two vectors. One that is no number may be lost, but not in the exponentials.
+inline Vec larger(const Vec& x, const Vec& y) { return at::vec::clamp_min(x, y); }
 
 // Turns the first `count` scores of a row into exponentials, those behind them, up to `all`, into zeros, and rescales
 // what the row had so far.
@@ -135,17 +183,17 @@ inline void exponentiate(
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   std::fill(scores + count, scores + padded, kNothing);
   Vec largest = Vec::loadu(scores);
-  for (int64_t k = kLanes; k < padded; k += kLanes) largest = at::vec::maximum(largest, Vec::loadu(scores + k));
-  const float seen = at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return at::vec::maximum(x, y); }, largest);
+  for (int64_t k = kLanes; k < padded; k += kLanes) largest = larger(largest, Vec::loadu(scores + k));
+  const float seen = at::vec::vec_reduce_all<float>([](Vec x, Vec y) { return larger(x, y); }, largest);
   if (!(seen <= maximum)) {  // a score that is no number must spread
-    const float faded = std::exp(maximum - seen);
+    const float faded = std::exp2(maximum - seen);
     sum *= faded;
     for (int64_t d = 0; d < dim; d += kLanes) (Vec::loadu(output + d) * Vec(faded)).store(output + d);
     maximum = seen;
   }
   Vec total(0.0f);
   for (int64_t k = 0; k < padded; k += kLanes) {
-    const Vec share = (Vec::loadu(scores + k) - Vec(maximum)).exp_u20();
+    const Vec share = power_of_two(Vec::loadu(scores + k) - Vec(maximum));
     share.store(scores + k);
     total = total + share;
   }
@@ -176,6 +224,8 @@ void score_few(
   query += i * dim;
   scores += i * kBlock;
   switch (queries - i) {
+    case 5: dot_rows<5>(query, keys, stride, count, dim, scores); break;
+    case 4: dot_rows<4>(query, keys, stride, count, dim, scores); break;
     case 3: dot_rows<3>(query, keys, stride, count, dim, scores); break;
     case 2: dot_rows<2>(query, keys, stride, count, dim, scores); break;
     case 1: dot_rows<1>(query, keys, stride, count, dim, scores); break;
@@ -183,14 +233,13 @@ void score_few(
   }
 }
 
-// The same for many queries: a matrix product with the keys transposed.
+// The same for many queries: a matrix product with the transpose of keys[kBlock, dim].
 void score_many(
-    int64_t queries, const float* query, const float* keys, int64_t stride, int64_t count, int64_t dim, Scratch& scratch,
-    float* scores) {
+    int64_t queries, const float* query, float* keys, int64_t count, int64_t dim, float* transposed, float* scores) {
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  transpose(keys, stride, count, dim, scratch.tail.data(), scratch.transposed.data());
-  for (int64_t q = 0; q < queries; ++q) std::fill(scores + q * kBlock, scores + q * kBlock + padded, 0.0f);
-  add_product(queries, padded, dim, query, dim, scratch.transposed.data(), kBlock, scores, kBlock);
+  std::fill(keys + count * dim, keys + padded * dim, 0.0f);
+  transpose(keys, padded, dim, transposed);
+  multiply<Onto::kNothing>(queries, padded, dim, query, dim, transposed, kBlock, scores, kBlock);
 }
 
 // Asks for rows that are needed soon: a head's rows lie apart, and what the CPU guesses by itself is too little.
@@ -200,7 +249,8 @@ inline void prefetch(const float* rows, int64_t stride, int64_t count, int64_t d
 }
 
 // One part for one head of keys: `rows` of the queries against `runs` of [first slot, slots], of whose keys the first
-// row reads `reads`, and each row behind it one more, up to all.
+// row reads `reads`, and each row behind it one more, up to all. Few queries read keys and values where they lie; for
+// many these are gathered, so that short runs make as large products as long ones.
 void attend_part(
     const Step& step, int64_t kv_head, at::ArrayRef<int64_t> rows, at::ArrayRef<int64_t> runs, int64_t reads,
     Scratch& scratch, const Partial& partial) {
@@ -218,28 +268,42 @@ void attend_part(
   std::fill(partial.sum, partial.sum + queries, 0.0f);
   std::fill(partial.output, partial.output + queries * dim, 0.0f);
 
-  int64_t before = 0;  // keys of the part before those in hand
-  for (size_t run = 0; run < runs.size(); run += 2) {
-    const int64_t slots = runs[run + 1];
-    for (int64_t begin = 0, count = 0; begin < slots; begin += count, before += count) {
-      count = std::min(kBlock, slots - begin);
-      const int64_t first = std::max<int64_t>(0, before - reads + 1) * group;  // queries before it read none of these
-      if (first >= queries) continue;
+  const bool few = queries <= kFew;
+  const float* keys = step.keys + kv_head * dim;
+  const float* values = step.values + kv_head * dim;
+  int64_t before = 0, count = 0;  // keys of the part before those in hand, and how many these are
+  for (Walk walk{runs}; !walk.ended(); before += count) {
+    const float* block = scratch.values.data();  // the values in hand
+    int64_t apart = dim;                         // floats from one of them to the next
+    Walk behind = walk;
+    if (few) {
+      count = walk.neighbours(kBlock);
+      behind.advance(count);
+    } else {
+      count = gather(behind, keys, stride, dim, scratch.keys.data());
+    }
+    const int64_t first = std::max<int64_t>(0, before - reads + 1) * group;  // queries before it read none of these
+    if (first < queries) {
       float* scores = scratch.scores.data() + first * kBlock;
-      const int64_t place = (runs[run] + begin) * stride + kv_head * dim;
-      prefetch(step.values + place, stride, count, dim);
-      prefetch(step.keys + place + count * stride, stride, std::min(kBlock, slots - begin - count), dim);
-      if (queries - first <= kFew)
-        score_few(queries - first, query + first * dim, step.keys + place, stride, count, dim, scores);
-      else
-        score_many(queries - first, query + first * dim, step.keys + place, stride, count, dim, scratch, scores);
+      if (few) {
+        block = values + walk.slot() * stride;
+        apart = stride;
+        prefetch(block, stride, count, dim);
+        if (!behind.ended()) prefetch(keys + behind.slot() * stride, stride, behind.neighbours(kBlock), dim);
+        score_few(queries - first, query + first * dim, keys + walk.slot() * stride, stride, count, dim, scores);
+      } else {
+        gather(walk, values, stride, dim, scratch.values.data());
+        score_many(
+            queries - first, query + first * dim, scratch.keys.data(), count, dim, scratch.transposed.data(), scores);
+      }
       for (int64_t q = first; q < queries; ++q)
         exponentiate(
             scores + (q - first) * kBlock, std::min(count, reads + q / group - before), count, partial.maximum[q],
             partial.sum[q], partial.output + q * dim, dim);
-      add_product(
-          queries - first, dim, count, scores, kBlock, step.values + place, stride, partial.output + first * dim, dim);
+      multiply<Onto::kSum>(
+          queries - first, dim, count, scores, kBlock, block, apart, partial.output + first * dim, dim);
     }
+    walk = behind;
   }
 }
 
@@ -267,27 +331,27 @@ void join(const Step& step, const Parts& parts, int64_t tokens, const Partial& r
       last[parts.rows[entry]] = entry;
     }
   at::parallel_for(0, tokens, kJoined, [&](int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    if (last[row] < 0) continue;
-    for (int64_t head = 0; head < heads; ++head) {
-      const auto place = [&](int64_t entry) {
-        const int64_t part = part_of[entry], first = parts.first_row(part);
-        return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
-            head % step.group;
-      };
-      float largest = kNothing, total = 0.0f;
-      for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
-      float* to = output + (row * heads + head) * dim;
-      std::fill(to, to + dim, 0.0f);
-      for (int64_t e = last[row]; e >= 0; e = before[e]) {
-        const int64_t at = place(e);
-        const float weight = std::exp(results.maximum[at] - largest);
-        total += weight * results.sum[at];
-        for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+    for (int64_t row = begin; row < end; ++row) {
+      if (last[row] < 0) continue;
+      for (int64_t head = 0; head < heads; ++head) {
+        const auto place = [&](int64_t entry) {
+          const int64_t part = part_of[entry], first = parts.first_row(part);
+          return first * heads + head / step.group * parts.rows_in(part) * step.group + (entry - first) * step.group +
+              head % step.group;
+        };
+        float largest = kNothing, total = 0.0f;
+        for (int64_t e = last[row]; e >= 0; e = before[e]) largest = std::max(largest, results.maximum[place(e)]);
+        float* to = output + (row * heads + head) * dim;
+        std::fill(to, to + dim, 0.0f);
+        for (int64_t e = last[row]; e >= 0; e = before[e]) {
+          const int64_t at = place(e);
+          const float weight = std::exp2(results.maximum[at] - largest);
+          total += weight * results.sum[at];
+          for (int64_t d = 0; d < dim; ++d) to[d] += weight * results.output[at * dim + d];
+        }
+        for (int64_t d = 0; d < dim; ++d) to[d] /= total;
       }
-      for (int64_t d = 0; d < dim; ++d) to[d] /= total;
     }
-  }
   });
 }
 
@@ -338,7 +402,8 @@ void attend(
 
   const Step step{
       query.const_data_ptr<float>(), query.stride(0), query.stride(1), keys.const_data_ptr<float>(),
-      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim, static_cast<float>(scale)};
+      values.const_data_ptr<float>(), kv_heads, heads / kv_heads, dim,
+      static_cast<float>(scale * kLog2E)};
   static thread_local std::vector<float> memory;  // kept from call to call, as all scratch is: new pages cost more
   const size_t queries = parts.rows.size() * heads;
   memory.resize(std::max(memory.size(), queries * (dim + 2)));

@@ -19,11 +19,11 @@ _TOLERANCE: Final = 1e-5
 """How far an output may be from torch's, for keys and values of a standard deviation of one: sums in another order are
 off by 1e-6 at most, a key too many or too few by 1e-3 and more."""
 _NEIGHBOUR: Final = float("nan")  # what lies beside the keys of a sequence may be anything
-_RATIOS: Final = (1, 2, 3, 4, 7, 8, 16)
+_RATIOS: Final = (1, 2, 3, 4, 5, 13, 15, 17)
 """Heads of queries for one of keys: the kernel's ways for few and for many queries, with rests of each size."""
 _LENGTHS: Final = (1, 2, 15, 16, 17, 63, 64, 65, 150, 256, 257, 600)
 _SHARED: Final = 300
-_BEFORE, _PROMPT = 1010, 40  # keys before the first row of a prompt, and its rows: the last of them need a part more
+_BEFORE, _PROMPT = 1010, 33  # keys before the first row of a prompt, and its rows: the last of them need a part more
 _BLOCK: Final = 24
 _KV_HEADS: Final = 2
 

@@ -160,6 +160,35 @@ def test_results_depend_neither_on_threads_nor_on_neighbours(native_kernel: Nati
         assert torch.equal(step.run(native_kernel, cut([step.stretches[row]]))[row], wanted[row])
 
 
+def test_results_of_a_prompt_depend_neither_on_threads_nor_on_where_its_blocks_lie(native_kernel: NativeKernel) -> None:
+    threads = torch.get_num_threads()
+    straight = torch.arange(40)
+    scattered = torch.randperm(SLOTS // 16, generator=torch.Generator().manual_seed(1))[:40]
+    step = Step((9, 3), 64, list(prompt_stretches(straight.numpy(), 0, 500, 640, 16)), 140)
+    wanted = step.run(native_kernel)
+    try:
+        for count in (2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(step.run(native_kernel), wanted)
+    finally:
+        torch.set_num_threads(threads)
+    for pool in (step.keys, step.values):
+        pool.view(-1, 16, 3, 64)[scattered] = pool.view(-1, 16, 3, 64)[straight]
+    assert torch.equal(step.run(native_kernel, cut(prompt_stretches(scattered.numpy(), 0, 500, 640, 16))), wanted)
+
+
+@pytest.mark.parametrize("place", [0, 70, 127, 128, 139])
+def test_a_key_of_a_prompt_that_is_no_number_spoils_the_rows_from_its_own_on(
+    native_kernel: NativeKernel, place: int
+) -> None:
+    step = Step((6, 2), 64, list(prompt_stretches(torch.arange(SLOTS // 16).numpy(), 0, 0, 140, 16)), 140)
+    step.keys[place, 1, 5] = float("nan")
+    output = step.run(native_kernel)
+    assert bool(output[place:, 3:].isnan().all())
+    assert bool(output[:place].isfinite().all())
+    assert bool(output[:, :3].isfinite().all())
+
+
 @pytest.mark.parametrize("slot", [0, 130, 299])
 def test_a_key_that_is_no_number_spoils_its_own_readers_alone(native_kernel: NativeKernel, slot: int) -> None:
     step = Step((6, 2), 64, alone(300, 40), 2)
