@@ -180,7 +180,7 @@ class ExecutorSettings(ServerSettings):
     )
     cpu_attention: CpuAttention = Field(
         default="auto",
-        description="Attention of answers on a CPU: a kernel compiled here, or torch; auto is native where it can be.",
+        description="Attention on a CPU: a kernel compiled here, or torch; auto is native where it can be.",
     )
     kv_memory: str = Field(
         default="1GiB",

@@ -104,7 +104,8 @@ def down(directory: RunDirectory, wait: float) -> int:
     state = directory.read()
     if state is None or not state.alive():
         orphans = state is not None and end_orphans(state)
-        say("Hermes was not running" + (", but its services were; they are stopped." if orphans else "."))
+        where = f"with its state in {directory.path}"
+        say(f"Hermes was not running {where}" + (", but its services were; they are stopped." if orphans else "."))
         return 0
     say("Stopping Hermes: what runs may end first …")
     state.supervisor.signal(signal.SIGTERM)

@@ -32,7 +32,10 @@ _RESET = "/reset"
 def chat(
     message: Annotated[
         str | None,
-        typer.Argument(help="What to say; - reads it from standard input. Left out on a terminal: a conversation."),
+        typer.Argument(
+            metavar="MESSAGE",
+            help="What to say; - reads it from standard input. Left out on a terminal: a conversation.",
+        ),
     ] = None,
     *,
     system: opt.System = None,
@@ -69,7 +72,9 @@ def chat(
 
 
 def generate(
-    text: Annotated[str, typer.Argument(help="Text to go on from, as it is; - reads it from standard input.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Text to go on from, as it is; - reads it from standard input.")
+    ],
     *,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = None,

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
@@ -252,6 +252,12 @@ def test_help_lists_every_setting_with_flag_variable_and_description(
     assert "--config FILE" in text
 
 
+def one_of(annotation: Any) -> str:
+    """The values that a setting can have, where those are words."""
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return f" One of {', '.join(choices)}." if choices and set(map(type, choices)) == {str} else ""
+
+
 @pytest.mark.parametrize("cls", [AssemblerSettings, ExecutorSettings])
 def test_the_example_file_agrees_with_the_settings(cls: type[ServerSettings]) -> None:
     """Each setting stands there once, in order, after its description; without its comment sign it is the default."""
@@ -261,10 +267,11 @@ def test_the_example_file_agrees_with_the_settings(cls: type[ServerSettings]) ->
     values: dict[str, Any] = {}
     for description, name, value in entries:
         field = cls.model_fields[name]
+        expected = f"{field.description}{one_of(field.annotation)}"
         if field.default is None:
-            assert description == f"{field.description} (not set)"
+            assert description == f"{expected} (not set)"
         else:
-            assert description == field.description
+            assert description == expected
             values |= tomllib.loads(f"{name} = {value}")
     assert cls(**values) == cls()
 

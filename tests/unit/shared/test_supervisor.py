@@ -112,7 +112,7 @@ def test_up_again_changes_nothing(rig, capsys):
 
 def test_down_when_nothing_runs_is_harmless(rig, capsys):
     assert down(rig.directory, WAIT) == 0
-    assert "not running" in capsys.readouterr().out
+    assert f"not running with its state in {rig.directory.path}" in capsys.readouterr().out
 
 
 def test_the_assembler_stops_before_the_executor(rig):
