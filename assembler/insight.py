@@ -165,9 +165,8 @@ class Insight:
 
     def _told(self, change: Change, tokens: int, draft: Draft, namespace: str) -> Finding:
         """A change as the caller is told, and the log once."""
-        where = _where(change, draft)
+        where, value = _where(change, draft)
         kind = change.look.kind
-        value = draft.sheet.text[change.look.start : change.look.end]
         quoted = value if len(value) <= _QUOTED_CHARACTERS else f"{value[:_QUOTED_CHARACTERS]}…"
         self._say_once(namespace, f"{where.name} {where.verb} {kind.value}", tokens)
         return Finding(
@@ -267,19 +266,21 @@ _VARIABLES: Final = _Where(
 )
 
 
-def _where(change: Change, draft: Draft) -> _Where:
+def _where(change: Change, draft: Draft) -> tuple[_Where, str]:
+    """Also the value: of what begins in a message, its part in that."""
     sheet, look = draft.sheet, change.look
     for place in places.of(sheet.text, sheet.conversation.messages):
         if place.start > look.start:
             break
-        if look.end <= place.end:
+        if look.start < place.end:
             start = look.start - place.start + place.skipped
             index = place.message_index
-            return _Where(f"message {index}", "has", _MESSAGE_REMEDY.format(index), index, start)
+            value = sheet.text[look.start : min(look.end, place.end)]
+            return _Where(f"message {index}", "has", _MESSAGE_REMEDY.format(index), index, start), value
     value = sheet.text[look.start : look.end]
     if value in sheet.asked.kwargs_json:
-        return _VARIABLES
-    return _TOOLS if _is_in_tools(value, sheet.conversation.tools) else _TEMPLATE
+        return _VARIABLES, value
+    return _TOOLS if _is_in_tools(value, sheet.conversation.tools) else _TEMPLATE, value
 
 
 def _is_in_tools(value: str, tools: tuple[Tool, ...]) -> bool:

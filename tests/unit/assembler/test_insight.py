@@ -227,6 +227,37 @@ async def test_a_warning_quotes_the_caller_who_gets_it_and_nobody_else(
     assert not any(text in caplog.text for text in ("Zk81", "Qm44", "Token"))
 
 
+async def test_the_end_of_a_message_is_the_messages_whatever_mark_it_ends_in(
+    assembler: Assembler, use: CacheUse
+) -> None:
+    for place, last in enumerate(
+        [
+            "Answer",
+            "at",
+            "once!",
+            "Refuse",
+            "rarely.",
+            "Ask",
+            "back?",
+            "Be",
+            "kind;",
+            "Wait!",
+            "Tell",
+            "all.",
+            "Sum",
+            "up?",
+            "Hurry;",
+        ]
+    ):
+        text = f"{SYSTEM.format('today')} Remember what we said of the shop before: {last * 3}"
+        found = await dynamic(assembler, use, ("system", text), ("user", f"Why {place}?"))
+        for each in found:
+            assert (each.message_index, each.end) == (0, len(text))
+            assert each.start is not None
+            assert text[each.start : each.end] in each.message
+    assert found, "it takes eight"
+
+
 async def test_the_log_says_each_thing_once(
     assembler: Assembler, use: CacheUse, caplog: pytest.LogCaptureFixture
 ) -> None:
