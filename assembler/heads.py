@@ -13,6 +13,8 @@ from assembler.spans import Kind, Look
 # Characters of a head, and of what comes after it; what is longer is taken to go on as it does there.
 _KEPT: Final = 16_384
 _KEPT_AFTER: Final = 8_192
+# System messages of a head that is looked at; of tens of thousands each would be looked for.
+_MOST_MESSAGES: Final = 256
 # Heads of one namespace and template that are remembered.
 _MOST_HEADS: Final = 32
 # With so many of them a new head is compared, the nearest in length; at so many it has a quick look.
@@ -77,8 +79,8 @@ class Change(NamedTuple):
 
 
 def head_of(text: str, messages: tuple[Message, ...]) -> Head | None:
-    """The head of a rendered prompt; None where it cannot be told."""
-    for message, place in zip(messages, places.of(text, messages), strict=False):
+    """The head of a rendered prompt; None where it cannot be told, or has too many messages."""
+    for message, place in zip(messages[: _MOST_MESSAGES + 1], places.of(text, messages), strict=False):
         if message.role is not Role.SYSTEM:
             start = text[: min(place.start, _KEPT)]
             rest = text[place.start : place.start + _KEPT_AFTER] if place.start <= _KEPT else ""

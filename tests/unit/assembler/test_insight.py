@@ -258,6 +258,16 @@ async def test_the_end_of_a_message_is_the_messages_whatever_mark_it_ends_in(
     assert found, "it takes eight"
 
 
+@pytest.mark.parametrize(("count", "told"), [(256, 1), (257, 0)])
+async def test_heads_of_very_many_messages_are_not_looked_at(
+    assembler: Assembler, use: CacheUse, count: int, told: int
+) -> None:
+    others = [("system", f"Rule {place}.") for place in range(count - 1)]
+    for day in (10, 11):
+        found = await dynamic(assembler, use, ("system", SYSTEM.format(f"2026-11-{day}")), *others, ("user", "Why?"))
+    assert len(found) == told
+
+
 async def test_the_log_says_each_thing_once(
     assembler: Assembler, use: CacheUse, caplog: pytest.LogCaptureFixture
 ) -> None:
