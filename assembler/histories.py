@@ -6,7 +6,7 @@ message. That is found at load, in simple conversations; and where it is so, wha
 rendering its last turn again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
@@ -164,20 +164,22 @@ def lost(
     told = told[: told.rfind(words) + len(words)] if words and words in told else asked
     is_kept = _is_kept(text, len(asked), messages[answer])
     start = min(_parting(asked, text), _parting(told, text), len(text) if is_kept else len(asked))
-    end = _end(text, words, messages[answer + 1].content.strip(), min(len(asked), len(text)))
+    end = _end(text, "" if messages[answer].tool_calls else words, messages[answer + 1 :], min(len(asked), len(text)))
     return Lost(start, end, _message_at(text, conversation, start)) if start < end else None
 
 
-def _end(text: str, words: str, following: str, asked: int) -> int:
-    """Where an answer ends in a prompt. words: its last ones; nothing where it is a call.
+def _end(text: str, words: str, following: Sequence[Message], asked: int) -> int:
+    """Where an answer ends in a prompt. words: its last ones; nothing where it ends in a call.
 
-    following: the text of the next message. asked: where what comes before the answer ends, at the latest.
+    following: the messages after it. asked: where what comes before the answer ends, at the latest.
     """
-    next_one = text.rfind(following) if following else -1
+    next_one = len(text)
+    for message in reversed(following):  # short texts may stand in what was said after them, too
+        at = text.rfind(message.content.strip(), 0, next_one)
+        next_one = at if at >= 0 else next_one
     if not words:  # the call's own text is the template's
         return max(next_one, asked)
-    # Short answers may stand in what was said after them, too.
-    at = text.rfind(words, 0, next_one if next_one >= 0 else len(text))
+    at = text.rfind(words, 0, next_one)
     return at + len(words) if at >= 0 else asked
 
 

@@ -22,7 +22,8 @@ from assembler.causes import Causes, Summary, shown
 from assembler.drafts import Asked, Draft, Drafts, Sheet
 from assembler.findings import DYNAMIC_PREFIX, UNSTABLE_HISTORY, Finding
 from assembler.heads import Change, Head, Heads
-from assembler.messages import Conversation
+from assembler.histories import Rewrite
+from assembler.messages import Conversation, Role
 from assembler.recall import CacheUse
 from assembler.spans import Kind
 from assembler.templates import RenderOptions
@@ -89,8 +90,10 @@ class Insight:
 
         A request that does not take from the caches is not told; one that does not add to them is not remembered.
         """
-        sheet = draft.sheet
-        head = heads.head_of(sheet.text, sheet.conversation.messages) if use.any else None
+        sheet, messages = draft.sheet, draft.sheet.conversation.messages
+        # A system text that goes along to the last question is no beginning; what that costs is UNSTABLE_HISTORY's.
+        has_moved = Rewrite.SYSTEM in drafts.history.rewrites and sum(each.role is Role.USER for each in messages) > 1
+        head = heads.head_of(sheet.text, messages) if use.any and not has_moved else None
         if head is None:
             return ()
         changes = self._changes(_Scope(tag_of(use.namespace), drafts.template.version), head, use)

@@ -195,6 +195,52 @@ async def test_tools_behind_the_last_message_cost_the_answer_and_the_call_after_
     assert 0 <= found.tokens - len(files.tokenizer.encode(argument)) < 80
 
 
+def calls(count: int, content: str = "") -> types_pb2.Message:
+    message = types_pb2.Message(role="assistant", content=content)
+    for index in range(count):
+        message.tool_calls.add(id=f"call{index:05}", name="rates", arguments_json=json.dumps({"query": "rivers " * 9}))
+    return message
+
+
+def result(index: int, content: str) -> types_pb2.Message:
+    return types_pb2.Message(role="tool", content=content, tool_call_id=f"call{index:05}", name="rates")
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3_coder"])
+@pytest.mark.parametrize("first", ["ok", "1", "done, and well"])
+async def test_a_result_that_comes_again_in_a_later_one_is_not_taken_for_it(
+    styled: dict[str, ModelFiles], name: str, first: str
+) -> None:
+    long = result(1, "Rivers run to the sea. " * 100 + first)
+    _, found = await lost(styled[name], chat(("user", "Which?"), calls(2), result(0, first), long, tools=[TOOL]))
+    assert found is not None
+    assert found.tokens < 200
+
+
+async def test_the_calls_of_an_answer_with_text_are_lost_with_it(styled: dict[str, ModelFiles]) -> None:
+    files = styled["qwen3_coder"]
+    costs = []
+    for content in ("", "Let me look that up."):
+        turns = [("user", "Which?"), calls(3, content), *(result(index, "Many.") for index in range(3))]
+        _, found = await lost(files, chat(*turns, tools=[TOOL]))
+        assert found is not None
+        costs.append(found.tokens)
+    assert 0 < costs[1] - costs[0] <= len(files.tokenizer.encode("Let me look that up.")) + 3
+
+
+@pytest.mark.parametrize("question", ["yes", "Which?"])
+async def test_a_system_text_that_goes_along_to_the_last_question_is_no_beginning(
+    styled: dict[str, ModelFiles], question: str
+) -> None:
+    assembler = Assembler(styled["mistral"])
+    for day in (10, 11, 12):
+        answer = f"The parcel of 2026-12-{day} is on its way. {ANSWER}"
+        turns = [("system", ANSWER), ("user", question), ("assistant", answer), ("user", question)]
+        found = (await assembler.assemble(Order(chat(*turns), None, cache=CacheUse("a")))).findings
+    assembler.close()
+    assert {each.code for each in found} == {UNSTABLE_HISTORY}
+
+
 @pytest.mark.parametrize("name", ["llama2", "mistral"])
 async def test_white_space_that_an_answer_begins_with_costs_the_answer_where_it_is_taken_off(
     styled: dict[str, ModelFiles], name: str
