@@ -207,9 +207,12 @@ _LAST_CHARACTERS: Final = 48
 
 
 def _message_at(text: str, conversation: Conversation, place: int) -> int:
-    """The first message that ends behind a place of the prompt, or that is not written as it came."""
+    """The first message that ends behind a place of the prompt, or that is not written as it came.
+
+    One without a text, such as a call, stands nowhere, and is taken to be behind the last that does.
+    """
     before = takewhile(lambda each: each.end <= place, places.of(text, conversation.messages))
-    return sum(1 for _ in before)
+    return max((each.message_index + 1 for each in before if each.end > each.start), default=0)
 
 
 def _lost_end(template: ChatTemplate, turn: Turn) -> str:

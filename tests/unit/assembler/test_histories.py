@@ -225,6 +225,7 @@ async def test_the_calls_of_an_answer_with_text_are_lost_with_it(styled: dict[st
         turns = [("user", "Which?"), calls(3, content), *(result(index, "Many.") for index in range(3))]
         _, found = await lost(files, chat(*turns, tools=[TOOL]))
         assert found is not None
+        assert found.message_index == 1
         costs.append(found.tokens)
     assert 0 < costs[1] - costs[0] <= len(files.tokenizer.encode("Let me look that up.")) + 3
 
