@@ -13,7 +13,6 @@ from executor.model import Model
 from executor.native import kernel, library, tiles
 from executor.native.adoption import Addition
 from executor.native.kernel import NativeKernel
-from executor.native.library import Source
 from executor.native.operators import NoKernelError
 from executor.native.tiles import Tiles
 from executor.pace import step_tokens
@@ -43,7 +42,7 @@ class NativeAttention:
         self._layout = model.layout
         self._engine = engine
 
-    def source(self) -> Source:
+    def source(self) -> library.Source:
         """As Addition says."""
         kernel.require_fit(self._layout)
         return library.attention()
@@ -70,7 +69,7 @@ class TiledLinears:
         self._model = model
         self._engine = engine
 
-    def source(self) -> Source:
+    def source(self) -> library.Source:
         """As Addition says."""
         tiles.require_fit()
         return library.tiles()

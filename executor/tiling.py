@@ -37,7 +37,7 @@ class Tiling:
     @classmethod
     def of(cls, module: nn.Module, tiles: Tiles) -> Tiling:
         """Packs the weights of all linears that fit tiles, and times them: seconds, on any thread but the engine's."""
-        packed = [each for each in module.modules() if isinstance(each, PackedLinear) and tiles.take(each)]
+        packed = [each for each in module.modules() if isinstance(each, PackedLinear) and tiles.fits(each)]
         products = {each: Product(tiles, tiles.pack(each.weight), each.bias) for each in packed}
         sample = linears.sample_of(packed)
         crossing = linears.crossing_of(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from executor.native import library
-from executor.native.library import Source
 from executor.native.operators import NoKernelError
 from shared.errors import HermesError, StartupError
 
@@ -29,7 +28,7 @@ class Addition(Protocol):
     insist: str | None
     """Where there is no start without it: half a sentence that says how to start nevertheless."""
 
-    def source(self) -> Source:
+    def source(self) -> library.Source:
         """What to compile. Raises NoKernelError where it does not fit this machine or model."""
 
     def bring(self, compiled: Path) -> None:
@@ -100,8 +99,4 @@ class Adoption:
 
 def obtain(addition: Addition, stopped: threading.Event) -> None:
     """Builds an addition unless it is there, and brings it. Raises what the two raise."""
-    source = addition.source()
-    place = library.place(source)
-    if not library.is_there(place):
-        library.build(source, place, stopped)
-    addition.bring(place)
+    addition.bring(library.built(addition.source(), stopped))

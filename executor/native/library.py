@@ -94,6 +94,14 @@ def require_tools() -> None:
         raise NoKernelError("there is no ninja to build it with")
 
 
+def built(source: Source, stopped: threading.Event) -> Path:
+    """Where the library lies, which is built unless it is there. Raises what that raises."""
+    library = place(source)
+    if not is_there(library):
+        build(source, library, stopped)
+    return library
+
+
 def build(source: Source, library: Path, stopped: threading.Event) -> None:
     """Compiles and proves a library, unless another process does so first. Takes half a minute.
 

@@ -32,7 +32,7 @@ class Tiles:
             raise NoKernelError("Linux does not let this process use AMX")
 
     @staticmethod
-    def take(linear: nn.Module) -> bool:
+    def fits(linear: nn.Module) -> bool:
         """Whether a linear's shape fits tiles."""
         return int(linear.out_features) % _OUTPUTS == 0 and int(linear.in_features) % _INPUTS == 0  # type: ignore[arg-type]
 

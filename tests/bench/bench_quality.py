@@ -94,10 +94,7 @@ def _tile(model: Model) -> str:
     """Gives a model products on AMX tiles, beyond FEW rows; returns how more than that are multiplied."""
     try:
         tiles.require_fit()
-        source = library.tiles()
-        place = library.place(source)
-        if not library.is_there(place):
-            library.build(source, place, threading.Event())
+        place = library.built(library.tiles(), threading.Event())
         replace(Tiling.of(model.module, Tiles(place)), most_rows=FEW).apply(model.network)
     except NoKernelError as reason:
         print(f"no products on AMX tiles: {reason}")

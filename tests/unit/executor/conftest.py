@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from executor.native import library, tiles
 from executor.native.kernel import NativeKernel
-from executor.native.library import Source
 from executor.native.operators import NoKernelError
 from executor.native.tiles import Tiles
 
@@ -85,14 +84,14 @@ def native_kernel() -> NativeKernel:
 def native_tiles() -> Tiles:
     """Likewise the products on AMX tiles, which take a CPU that has them."""
 
-    def source() -> Source:
+    def source() -> library.Source:
         tiles.require_fit()
         return library.tiles()
 
     return Tiles(_compiled(source))
 
 
-def _compiled(source: Callable[[], Source]) -> Path:
+def _compiled(source: Callable[[], library.Source]) -> Path:
     try:
         place = library.place(source())
         if not library.is_there(place):

@@ -15,7 +15,6 @@ from executor.additions import NativeAttention, TiledLinears
 from executor.kv.pool import KVLayout
 from executor.native import kernel, library, tiles
 from executor.native.adoption import Adoption
-from executor.native.library import Source
 from executor.native.operators import NoKernelError
 from shared.errors import StartupError, unavailable
 
@@ -39,7 +38,7 @@ class Machine:
         monkeypatch.setattr(additions, "NativeKernel", lambda place: place.read_text())
         monkeypatch.setattr(kernel, "prove", lambda kernel, head_dim: self.told.append(f"{kernel} at {head_dim}"))
 
-    def build(self, source: Source, place: Path, stopped: threading.Event) -> None:
+    def build(self, source: library.Source, place: Path, stopped: threading.Event) -> None:
         self.may_end.wait(10)
         if stopped.is_set():
             raise NoKernelError("its build was stopped")
@@ -207,7 +206,7 @@ class TestLinears:
     ) -> None:
         caplog.set_level(logging.INFO)
 
-        def build(source: Source, place: Path, stopped: threading.Event) -> None:
+        def build(source: library.Source, place: Path, stopped: threading.Event) -> None:
             if source.path.stem == "attention":
                 raise NoKernelError("its build failed: no room")
             place.write_text("tiles")

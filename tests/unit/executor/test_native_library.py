@@ -13,7 +13,6 @@ import torch
 
 from executor.native import library
 from executor.native.kernel import NativeKernel
-from executor.native.library import Source
 from executor.native.operators import NoKernelError
 
 
@@ -23,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def refused(source: Source | None = None) -> str:
+def refused(source: library.Source | None = None) -> str:
     source = source or library.attention()
     place = library.place(source)
     with pytest.raises(NoKernelError) as caught:
@@ -32,9 +31,9 @@ def refused(source: Source | None = None) -> str:
     return str(caught.value)
 
 
-def written(path: Path, text: str) -> Source:
+def written(path: Path, text: str) -> library.Source:
     path.write_text(text)
-    return Source(path, library.attention().flags)
+    return library.Source(path, library.attention().flags)
 
 
 class TestItsName:
