@@ -11,6 +11,7 @@ from executor.kv.pool import KVLayout
 from executor.native.kernel import NativeKernel, prove, require_fit
 from executor.native.operators import NoKernelError
 from executor.native.parts import Parts, Run, Stretch, cut, prompt_stretches
+from tests.unit.executor.threads import threads
 
 TIGHT = {"rtol": 1e-5, "atol": 5e-6}
 SLOTS = 1200
@@ -147,31 +148,23 @@ def test_a_query_as_a_layer_hands_it_over(native_kernel: NativeKernel) -> None:
 
 
 def test_results_depend_neither_on_threads_nor_on_neighbours(native_kernel: NativeKernel) -> None:
-    threads = torch.get_num_threads()
     step = Step((9, 3), 64, alone(300, 7, 600, 40), 4)
     wanted = step.run(native_kernel)
-    try:
-        for count in (2, 3):
-            torch.set_num_threads(count)
+    for count in (2, 3):
+        with threads(count):
             assert torch.equal(step.run(native_kernel), wanted)
-    finally:
-        torch.set_num_threads(threads)
     for row in range(4):
         assert torch.equal(step.run(native_kernel, cut([step.stretches[row]]))[row], wanted[row])
 
 
 def test_results_of_a_prompt_depend_neither_on_threads_nor_on_where_its_blocks_lie(native_kernel: NativeKernel) -> None:
-    threads = torch.get_num_threads()
     straight = torch.arange(40)
     scattered = torch.randperm(SLOTS // 16, generator=torch.Generator().manual_seed(1))[:40]
     step = Step((9, 3), 64, list(prompt_stretches(straight.numpy(), 0, 500, 640, 16)), 140)
     wanted = step.run(native_kernel)
-    try:
-        for count in (2, 3):
-            torch.set_num_threads(count)
+    for count in (2, 3):
+        with threads(count):
             assert torch.equal(step.run(native_kernel), wanted)
-    finally:
-        torch.set_num_threads(threads)
     for pool in (step.keys, step.values):
         pool.view(-1, 16, 3, 64)[scattered] = pool.view(-1, 16, 3, 64)[straight]
     assert torch.equal(step.run(native_kernel, cut(prompt_stretches(scattered.numpy(), 0, 500, 640, 16))), wanted)

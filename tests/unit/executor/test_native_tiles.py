@@ -15,6 +15,7 @@ from executor.native.operators import NoKernelError
 from executor.native.tiles import Tiles, prove
 from executor.tiling import Tiling
 from tests.unit.executor.test_forward import logits
+from tests.unit.executor.threads import threads
 
 packs = pytest.mark.skipif(not linears.available(), reason="this CPU has no linears with packed weights")
 
@@ -67,14 +68,10 @@ def test_a_row_comes_out_the_same_wherever_it_stands(native_tiles: Tiles) -> Non
 
 def test_results_do_not_depend_on_the_number_of_threads(native_tiles: Tiles) -> None:
     packed, given = native_tiles.pack(weight(960, 576)), torch.randn(70, 576)
-    threads = torch.get_num_threads()
     wanted = native_tiles.multiply(given, packed, None)
-    try:
-        for count in (2, 3):
-            torch.set_num_threads(count)
+    for count in (2, 3):
+        with threads(count):
             assert torch.equal(native_tiles.multiply(given, packed, None), wanted)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
